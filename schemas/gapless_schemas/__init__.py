@@ -1,0 +1,1 @@
+"""The record contract that the training side and the uploader share."""

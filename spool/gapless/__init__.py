@@ -1,0 +1,1 @@
+"""Training metrics into an append-only spool."""

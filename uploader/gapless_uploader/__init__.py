@@ -1,0 +1,1 @@
+"""The uploader and the `gapless` command."""
