@@ -1,0 +1,199 @@
+"""Lines of a spool segment: how one is sealed, and what a whole one must be.
+
+A line is strict JSON whose last field is `crc`, the CRC-32 of the bytes before `,"crc":`. The crc stands at a fixed
+distance from the end, so a line is checked before it is parsed. A line that fails is `Damaged`, never half read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Final
+from zlib import crc32
+
+import orjson
+
+from gapless_schemas.marks import apply_marks
+
+FORMAT_VERSION: Final = 1
+MAX_LINE_BYTES: Final = 1 << 20
+"""The longest line a writer makes."""
+MAX_READ_BYTES: Final = 2 << 20
+"""A longer line is damage; a reader skips it without holding it."""
+SEGMENT_BYTES: Final = 128 << 20
+"""A writer begins a new segment beyond this size."""
+MAX_STEP: Final = (1 << 53) - 1
+"""The largest step that every tool keeps as an exact number."""
+CRC_BYTES: Final = len(b',"crc":"01234567"}')
+
+KINDS: Final = frozenset(
+    ("header run system config metrics summary table text media axis alive log gap finish").split()
+)
+
+
+class Damaged(ValueError):
+    """A line that is not a sound record; its text says why."""
+
+
+class UnsupportedVersion(ValueError):
+    """A header of a major version this reader does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first line of a segment."""
+
+    project: str
+    run_id: str
+    writer: str
+    attempt: int
+    attempt_id: str
+    """32 hex digits, unique to one `init` of one writer."""
+    segment: int
+    first_seq: int
+    """The seq of the first record that follows."""
+    host: str
+    pid: int
+    boot_id: str
+    created: float
+    """Unix seconds at which the attempt began, the same in all its segments."""
+    resume_step: int | bool | None
+    """A step: older rows from it on go. False: none go. None: inferred from the first metrics step."""
+    v: int = FORMAT_VERSION
+
+
+class Record:
+    """One sound line after the header. `data` has its marks applied."""
+
+    __slots__ = ("data", "kind", "mono", "seq", "step", "t")
+
+    def __init__(
+        self, seq: int, t: float, mono: float, kind: str, step: int | None, data: dict[str, Any]
+    ) -> None:
+        self.seq = seq
+        self.t = t
+        self.mono = mono
+        self.kind = kind
+        self.step = step
+        self.data = data
+
+    def __repr__(self) -> str:
+        return f"Record(seq={self.seq}, kind={self.kind!r}, step={self.step}, data={self.data!r})"
+
+
+def seal(body: bytes) -> bytes:
+    """`body`, a JSON object's bytes, with its crc as the last field and a newline."""
+    head = body[:-1]
+    return b'%b,"crc":"%08x"}\n' % (head, crc32(head))
+
+
+def encode_header(header: Header) -> bytes:
+    """The header's line."""
+    fields: dict[str, Any] = {"kind": "header", "v": header.v}
+    fields.update((name, getattr(header, name)) for name in Header.__slots__ if name != "v")
+    return seal(orjson.dumps(fields))
+
+
+def encode_record(
+    seq: int,
+    t: float,
+    mono: float,
+    kind: str,
+    step: int | None,
+    data: bytes,
+    marks: bytes | None = None,
+) -> bytes:
+    """A record's line. `data` and `marks` are JSON already; `t` and `mono` are finite."""
+    head = b'{"seq":%d,"t":%b,"mono":%b,"kind":"%b"' % (
+        seq,
+        repr(t).encode(),
+        repr(mono).encode(),
+        kind.encode(),
+    )
+    if step is not None:
+        head = b'%b,"step":%d' % (head, step)
+    head = b'%b,"data":%b' % (head, data)
+    if marks is not None:
+        head = b'%b,"marks":%b' % (head, marks)
+    return b'%b,"crc":"%08x"}\n' % (head, crc32(head))
+
+
+def decode(line: bytes) -> Record:
+    """The record of a whole line, its newline taken off. Raises `Damaged`."""
+    fields = _fields(line)
+    try:
+        seq, t, mono, kind, data = (
+            fields["seq"],
+            fields["t"],
+            fields["mono"],
+            fields["kind"],
+            fields["data"],
+        )
+    except KeyError as missing:
+        raise Damaged(f"no field {missing}") from None
+    step = fields.get("step")
+    if (
+        type(seq) is not int
+        or seq < 1
+        or type(kind) is not str
+        or type(data) is not dict
+        or (step is not None and (type(step) is not int or not 0 <= step <= MAX_STEP))
+        or not _is_time(t)
+        or not _is_time(mono)
+    ):
+        raise Damaged("a field of the wrong type")
+    if "marks" in fields:
+        try:
+            apply_marks(data, fields["marks"])
+        except (TypeError, ValueError, LookupError) as error:
+            raise Damaged(f"marks that fit no value: {error}") from None
+    return Record(seq, float(t), float(mono), kind, step, data)
+
+
+def decode_header(line: bytes) -> Header:
+    """The header of a whole first line. Raises `Damaged`, or `UnsupportedVersion` for a newer major version."""
+    fields = _fields(line)
+    if fields.get("kind") != "header":
+        raise Damaged("the first line is no header")
+    version = fields.get("v")
+    if type(version) is not int or version < 1:
+        raise Damaged("a header without a version")
+    if version > FORMAT_VERSION:
+        raise UnsupportedVersion(
+            f"format version {version}, this reader knows up to {FORMAT_VERSION}: update gapless"
+        )
+    try:
+        header = Header(**{name: fields[name] for name in Header.__slots__})
+    except KeyError as missing:
+        raise Damaged(f"a header without {missing}") from None
+    for name in ("project", "run_id", "writer", "attempt_id", "host", "boot_id"):
+        if type(getattr(header, name)) is not str:
+            raise Damaged(f"a header whose {name} is no text")
+    for name in ("attempt", "segment", "first_seq", "pid"):
+        if type(getattr(header, name)) is not int:
+            raise Damaged(f"a header whose {name} is no integer")
+    if not _is_time(header.created):
+        raise Damaged("a header without a time")
+    resume = header.resume_step
+    if resume is not None and resume is not False and (type(resume) is not int or resume < 0):
+        raise Damaged("a header whose resume_step is no step")
+    return header
+
+
+def _fields(line: bytes) -> dict[str, Any]:
+    if line[-18:-10] != b',"crc":"' or line[-2:] != b'"}':
+        raise Damaged("no crc at the end")
+    head = line[:-18]
+    if b"%08x" % crc32(head) != line[-10:-2]:
+        raise Damaged("the crc does not match")
+    try:
+        fields = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise Damaged(f"no JSON: {error}") from None
+    if type(fields) is not dict:
+        raise Damaged("no JSON object")
+    return fields
+
+
+def _is_time(value: object) -> bool:
+    return type(value) in (float, int) and isfinite(value)  # type: ignore[arg-type]
