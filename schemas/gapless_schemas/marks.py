@@ -27,4 +27,4 @@ def apply_marks(data: dict[str, Any], marks: list[Any]) -> None:
                 raise ValueError(f"{path} is marked int and holds no integer's text")
             holder[last] = int(holder[last])
         else:
-            holder[last]  # noqa: B018 - the mark must point at something
+            holder[last]

@@ -27,7 +27,22 @@ MAX_STEP: Final = (1 << 53) - 1
 CRC_BYTES: Final = len(b',"crc":"01234567"}')
 
 KINDS: Final = frozenset(
-    ("header run system config metrics summary table text media axis alive log gap finish").split()
+    [
+        "header",
+        "run",
+        "system",
+        "config",
+        "metrics",
+        "summary",
+        "table",
+        "text",
+        "media",
+        "axis",
+        "alive",
+        "log",
+        "gap",
+        "finish",
+    ]
 )
 
 
@@ -67,9 +82,7 @@ class Record:
 
     __slots__ = ("data", "kind", "mono", "seq", "step", "t")
 
-    def __init__(
-        self, seq: int, t: float, mono: float, kind: str, step: int | None, data: dict[str, Any]
-    ) -> None:
+    def __init__(self, seq: int, t: float, mono: float, kind: str, step: int | None, data: dict[str, Any]) -> None:
         self.seq = seq
         self.t = t
         self.mono = mono
@@ -159,9 +172,7 @@ def decode_header(line: bytes) -> Header:
     if type(version) is not int or version < 1:
         raise Damaged("a header without a version")
     if version > FORMAT_VERSION:
-        raise UnsupportedVersion(
-            f"format version {version}, this reader knows up to {FORMAT_VERSION}: update gapless"
-        )
+        raise UnsupportedVersion(f"format version {version}, this reader knows up to {FORMAT_VERSION}: update gapless")
     try:
         header = Header(**{name: fields[name] for name in Header.__slots__})
     except KeyError as missing:
