@@ -1,0 +1,173 @@
+"""What a tracker's sink is: how it is opened, what it promises when it answers, how it fails.
+
+A sink is one tracker at one target; a session is one run in it. The uploader calls a session from one thread at a
+time. A batch may come twice: the process can die between the tracker's yes and the checkpoint. Each sink says in
+`Capabilities.exactly_once` by which mechanism that is harmless, or that it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gapless_uploader.operations import Operation, Value
+
+Memo = dict[str, Any]
+"""A session's own checkpoint: small, JSON, kept with the position and given back to `open`."""
+
+
+class Retryable(Exception):
+    """The tracker cannot be reached or asks to wait; the same batch comes again. `after_s` is its own wish."""
+
+    def __init__(self, reason: str, after_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.after_s = after_s
+
+
+class Rejected(Exception):
+    """The tracker will never take this batch as it is. `too_large` asks for a smaller one."""
+
+    def __init__(self, reason: str, too_large: bool = False) -> None:
+        super().__init__(reason)
+        self.too_large = too_large
+
+
+class Parked(Exception):
+    """This run cannot go on here until somebody acts; the text ends with the way out.
+
+    `whole_sink` parks every run of the sink (wrong credentials).
+    """
+
+    def __init__(self, reason: str, whole_sink: bool = False) -> None:
+        super().__init__(reason)
+        self.whole_sink = whole_sink
+
+
+class Misconfigured(Exception):
+    """The sink's options or its installation are wrong; the text ends with the way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a sink can express. The uploader turns, counts or refuses the rest before the sink sees it."""
+
+    exactly_once: str
+    """The mechanism by which a repeated batch is harmless, and what it assumes; or 'at least once: why'."""
+    amend: bool = True
+    """Takes more or changed keys of a step that was sent."""
+    late_steps: bool = True
+    """Takes a step below the highest one sent."""
+    rewind: bool = False
+    """Takes back rows that were sent."""
+    unstepped: bool = False
+    """Takes rows without a step."""
+    non_finite: bool = True
+    text: bool = False
+    tables: bool = False
+    media: bool = False
+    end_state: bool = False
+    original_time: bool = True
+    read_back: bool = False
+    heartbeat_s: float | None = None
+    """`heartbeat` is called this often while the training lives."""
+    settles_intents: bool = False
+    """`Batch.uncertain` matters: the batch's end is made durable before it is written, and it comes again whole."""
+    max_operations: int = 5_000
+    max_bytes: int = 4 << 20
+    """Of spool read for one batch."""
+
+
+@dataclass(slots=True)
+class RunView:
+    """A run as its history knows it at the end of the batch at hand."""
+
+    project: str
+    run_id: str
+    created: float
+    """Unix seconds at which the run's first attempt began."""
+    host: str
+    name: str | None = None
+    group: str | None = None
+    job_type: str | None = None
+    tags: list[str] = field(default_factory=list)
+    notes: str | None = None
+    entity: str | None = None
+    sinks: list[str] | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    system: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)
+    """Key or glob -> (x-axis key, summary rule)."""
+    summary: dict[str, Value] = field(default_factory=dict)
+    """Last value by step, overridden by what the training set."""
+    state: str = "running"
+    exit_code: int | None = None
+    runtime: float = 0.0
+    generation: int = 1
+    """Counts the fresh tracker runs that rewinds of uploaded rows made."""
+    positions: dict[str, int] = field(default_factory=dict)
+    """attempt_id -> highest seq up to which everything was read, at the end of the batch."""
+
+    @property
+    def tracker_id(self) -> str:
+        """The id at the tracker: the run's own, with `-r2` and so on for later generations."""
+        return self.run_id if self.generation == 1 else f"{self.run_id}-r{self.generation}"
+
+
+@dataclass(slots=True)
+class Batch:
+    """Operations to apply in order."""
+
+    operations: Sequence[Operation]
+    run: RunView
+    uncertain: bool = False
+    """These operations may have been applied before, whole or in part: the answer never came."""
+
+
+@dataclass(slots=True)
+class Refusal:
+    """One value or row that the tracker cannot hold. Counted by reason, never silent."""
+
+    step: int | None
+    key: str | None
+    reason: str
+
+
+@dataclass(slots=True)
+class Ack:
+    """The tracker holds the batch's first `done` operations."""
+
+    done: int
+    memo: Memo
+    refused: list[Refusal] = field(default_factory=list)
+
+
+class Session(Protocol):
+    """One run in a tracker. Not thread safe."""
+
+    def write(self, batch: Batch) -> Ack:
+        """Apply operations and return what the tracker acknowledged. Raises Retryable, Rejected or Parked."""
+
+    def heartbeat(self, now: float) -> None:
+        """Tell the tracker that the training lives. Called only with `Capabilities.heartbeat_s`."""
+
+    def flush(self) -> Memo:
+        """Make durable, read back, or settle what is open; return the memo that holds from now on."""
+
+    def close(self) -> None:
+        """Let go of handles. May be called twice; says nothing to the tracker about the run's end."""
+
+
+class Sink(Protocol):
+    """One tracker at one target, shared by all its runs. `open` is called from several threads."""
+
+    kind: str
+    target: str
+    """What tells two targets of one kind apart in the state; no secret."""
+    capabilities: Capabilities
+
+    def open(self, run: RunView, memo: Memo) -> Session:
+        """A session that goes on after what `memo` describes; an empty memo is a first time.
+
+        Raises Retryable, Parked or Misconfigured.
+        """
