@@ -23,6 +23,7 @@ from gapless_schemas.records import (
     encode_header,
     encode_record,
     seal,
+    unseal,
 )
 
 __all__ = [
@@ -46,4 +47,5 @@ __all__ = [
     "is_media_name",
     "path_name",
     "seal",
+    "unseal",
 ]

@@ -133,7 +133,7 @@ def encode_record(
 
 def decode(line: bytes) -> Record:
     """The record of a whole line, its newline taken off. Raises `Damaged`."""
-    fields = _fields(line)
+    fields = unseal(line)
     try:
         seq, t, mono, kind, data = (
             fields["seq"],
@@ -165,7 +165,7 @@ def decode(line: bytes) -> Record:
 
 def decode_header(line: bytes) -> Header:
     """The header of a whole first line. Raises `Damaged`, or `UnsupportedVersion` for a newer major version."""
-    fields = _fields(line)
+    fields = unseal(line)
     if fields.get("kind") != "header":
         raise Damaged("the first line is no header")
     version = fields.get("v")
@@ -191,7 +191,8 @@ def decode_header(line: bytes) -> Header:
     return header
 
 
-def _fields(line: bytes) -> dict[str, Any]:
+def unseal(line: bytes) -> dict[str, Any]:
+    """The fields of a sealed line, its newline taken off. Raises `Damaged`."""
     if line[-18:-10] != b',"crc":"' or line[-2:] != b'"}':
         raise Damaged("no crc at the end")
     head = line[:-18]

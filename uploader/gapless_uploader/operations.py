@@ -155,4 +155,11 @@ class Gap:
     reason: str
 
 
-Operation = Row | Amend | Rewind | Identity | Config | System | Axis | Summary | State | Log | Gap
+@dataclass(slots=True)
+class Superseded:
+    """The run was rewound after its rows were uploaded: its corrected history is in another tracker run."""
+
+    by: str
+
+
+Operation = Row | Amend | Rewind | Identity | Config | System | Axis | Summary | State | Log | Gap | Superseded

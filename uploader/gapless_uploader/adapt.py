@@ -1,0 +1,79 @@
+"""Operations as one sink can express them: the rest is refused by name and counted, never silent."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from gapless_uploader.operations import Amend, Media, Missing, Operation, Rewind, Row, Table, Text, Value
+from gapless_uploader.sink import Capabilities, Refusal
+
+
+def adapt(
+    operations: list[Operation], can: Capabilities, acked_top: int
+) -> tuple[list[Operation], list[Refusal], int | None]:
+    """What of `operations` goes to a sink that `can` do so much, what is refused, and the rewind it cannot do.
+
+    `acked_top` is the highest step that the tracker holds. A rewind of rows that it does not hold yet only takes them
+    out of what is still to be sent.
+    """
+    sent: list[Operation] = []
+    refused: list[Refusal] = []
+    rewound: int | None = None
+    top = acked_top
+    for operation in operations:
+        if isinstance(operation, Rewind):
+            sent = [op for op in sent if not (isinstance(op, Row | Amend) and (op.step or 0) >= operation.step)]
+            if operation.step > acked_top:
+                continue
+            if can.rewind:
+                sent.append(operation)
+                top = min(top, operation.step - 1)
+            else:
+                rewound = operation.step if rewound is None else min(rewound, operation.step)
+        elif isinstance(operation, Row | Amend):
+            kept = _row(operation, can, top, refused)
+            if kept is not None:
+                sent.append(kept)
+                top = max(top, kept.step if kept.step is not None else -1)
+        else:
+            sent.append(operation)
+    return sent, refused, rewound
+
+
+def _row(row: Row | Amend, can: Capabilities, top: int, refused: list[Refusal]) -> Row | Amend | None:
+    if row.step is None and not can.unstepped:
+        refused.append(Refusal(None, None, "a row without a step"))
+        return None
+    if isinstance(row, Amend) and not can.amend:
+        refused.append(Refusal(row.step, None, "more or changed keys for a step that was sent"))
+        return None
+    if row.step is not None and row.step < top and not can.late_steps:
+        refused.append(Refusal(row.step, None, "a step below the highest one sent"))
+        return None
+    if can.text and can.tables and can.media and can.non_finite:
+        unfit = [(k, "a payload that is missing") for k, v in row.values.items() if type(v) is Missing]
+    else:
+        unfit = [(k, why) for k, v in row.values.items() if (why := _unfit(v, can)) is not None]
+    if not unfit:
+        return row
+    refused.extend(Refusal(row.step, key, why) for key, why in unfit)
+    out = {key for key, _ in unfit}
+    values = {key: value for key, value in row.values.items() if key not in out}
+    if isinstance(row, Amend):
+        changed = tuple(key for key in row.changed if key not in out)
+        return Amend(row.step, row.t, row.runtime, values, changed) if changed else None
+    return Row(row.step, row.t, row.runtime, values) if values else None
+
+
+def _unfit(value: Value, can: Capabilities) -> str | None:
+    if type(value) is float:
+        return None if can.non_finite or isfinite(value) else "a value that is not finite"
+    if isinstance(value, Missing):
+        return "a payload that is missing"
+    if isinstance(value, str | Text):
+        return None if can.text else "text"
+    if isinstance(value, Table):
+        return None if can.tables else "a table"
+    if isinstance(value, Media):
+        return None if can.media else f"media ({value.type})"
+    return None

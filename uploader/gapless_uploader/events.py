@@ -1,0 +1,196 @@
+"""Everything the uploader tells the world, as a list of named events. Text is constant, the rest is fields."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import TextIO
+
+import orjson
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened, once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started(Event):
+    """The uploader follows these paths for these sinks."""
+
+    paths: str
+    sinks: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunFound(Event):
+    """A run was seen for the first time."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded(Event):
+    """A sink acknowledged rows."""
+
+    run: str
+    sink: str
+    rows: int
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanged(Event):
+    """The run's state, as the tracker now has it."""
+
+    run: str
+    sink: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class SinkFailed(Event):
+    """A sink could not take a batch; it will be tried again."""
+
+    run: str
+    sink: str
+    reason: str
+    retry_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRecovered(Event):
+    """The first success after failures."""
+
+    run: str
+    sink: str
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunParked(Event):
+    """A run cannot go on at a sink until somebody acts."""
+
+    run: str
+    sink: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsRefused(Event):
+    """A sink cannot hold some values; they stay in the spool."""
+
+    run: str
+    sink: str
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DamageFound(Event):
+    """Bytes of a segment that are no sound record; they were put into the dead-letter file."""
+
+    run: str
+    segment: str
+    offset: int
+    length: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolProblem(Event):
+    """Something in the spool that cannot be read as a segment."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateProblem(Event):
+    """The uploader's own state was damaged; what is readable of it holds."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WatchingByScan(Event):
+    """File events are not to be had here: the scan alone finds new rows."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping(Event):
+    """A signal came; what is on its way is finished first."""
+
+    signal: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped(Event):
+    """The end."""
+
+    rows: int
+
+
+Listener = Callable[[Event], None]
+_REPEAT_S = 30.0
+
+
+class LineListener:
+    """Events as plain or JSON lines. A repeated failure is said once, then every 30 s with its count."""
+
+    def __init__(self, stream: TextIO | None = None, as_json: bool = False, quiet: bool = False) -> None:
+        self._stream = stream or sys.stderr
+        self._json = as_json
+        self._quiet = quiet
+        self._last: dict[tuple[object, ...], tuple[float, int]] = {}
+
+    def __call__(self, event: Event) -> None:
+        if self._quiet and isinstance(event, Uploaded):
+            return
+        times = self._times(event)
+        if times == 0:
+            return
+        values = {f.name: getattr(event, f.name) for f in fields(event)}
+        if self._json:
+            line = orjson.dumps({"event": _name(event), **values, "times": times}).decode()
+        else:
+            told = " ".join(f"{key}={printable(str(value))}" for key, value in values.items() if value is not None)
+            line = f"{time.strftime('%H:%M:%S')} {_name(event)} {told}" + (f" times={times}" if times > 1 else "")
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def _times(self, event: Event) -> int:
+        """How often it happened since it was last said; 0 to stay silent."""
+        if not isinstance(event, SinkFailed):
+            return 1
+        key = (type(event), event.run, event.sink, event.reason)
+        said, held = self._last.get(key, (-_REPEAT_S, 0))
+        now = time.monotonic()
+        if now - said < _REPEAT_S:
+            self._last[key] = (said, held + 1)
+            return 0
+        self._last[key] = (now, 0)
+        return held + 1
+
+
+def printable(text: str) -> str:
+    """`text` without what moves a terminal's cursor, changes its colours or turns its direction."""
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def as_fields(event: Event) -> dict[str, object]:
+    """The event's fields."""
+    return asdict(event)
+
+
+def _name(event: Event) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", type(event).__name__).lower()

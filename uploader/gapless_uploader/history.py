@@ -1,0 +1,497 @@
+"""From records in the order of the spool to operations in the order of the merged history.
+
+The state is a function of which records were read, not of when. It is small: steps as runs of one stride, an index
+entry a MiB, one row. What a row needs from earlier is read again from the spool. `merge.py` has the rules.
+
+1. A record at a step above all others is a `Row`; at a step that was seen, an `Amend` with the whole merged row.
+2. An attempt's first metrics step lowers the limit of its writer's older attempts: rows above it go by `Rewind`, and
+   what survives there from other writers follows again.
+3. Records above their attempt's limit are superseded: counted, not sent.
+
+Not thread safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gapless_schemas import Header, Record
+from gapless_uploader.attempt import Taken
+from gapless_uploader.index import SparseIndex
+from gapless_uploader.intervals import Intervals, StepSet
+from gapless_uploader.merge import NO_LIMIT, limits, merge_config, merge_row, same, writer_order
+from gapless_uploader.merge import attempt_order as order_of
+from gapless_uploader.operations import (
+    Amend,
+    Axis,
+    Config,
+    Gap,
+    Identity,
+    Log,
+    Operation,
+    Rewind,
+    Row,
+    State,
+    Summary,
+    System,
+    Value,
+)
+from gapless_uploader.payload import payload_of
+from gapless_uploader.sink import RunView
+
+Paths = Mapping[str, Mapping[int, Path]]
+
+
+class _Attempt:
+    __slots__ = (
+        "base",
+        "exit_code",
+        "finished",
+        "first_step",
+        "header",
+        "index",
+        "last_t",
+        "limit",
+        "mono",
+        "seen",
+        "steps",
+    )
+
+    def __init__(self, header: Header, seen: Intervals) -> None:
+        self.header = header
+        self.seen = seen
+        self.steps = StepSet()
+        """Surviving steps that were read."""
+        self.first_step: int | None = None
+        """Of its first metrics record."""
+        self.limit = NO_LIMIT
+        self.base = 0.0
+        """Seconds of training before it."""
+        self.mono = 0.0
+        self.last_t = header.created
+        self.finished: str | None = None
+        self.exit_code: int | None = None
+        self.index = SparseIndex()
+
+
+class History:
+    """The merge of one run's attempts, as far as it was read."""
+
+    def __init__(self, view: RunView) -> None:
+        self.view = view
+        self.attempts: dict[str, _Attempt] = {}
+        self.operations: list[Operation] = []
+        """Made since somebody last took them."""
+        self.superseded = 0
+        """Records that a newer attempt replaced before they were sent."""
+        self.rows = 0
+        """Records that belong to a row, so far."""
+        self.last_step: int | None = None
+        """The step of the newest row that was read."""
+        self._top = -1
+        self._configs: dict[str, dict[str, Any]] = {}
+        self._summary_steps: dict[str, int] = {}
+        self._overrides: dict[str, Any] = {}
+        self._paths: Paths = {}
+        self._tip: tuple[str, int, Row | Amend] | None = None
+        """The last row made, the only attempt that is in it and its newest seq: amends of it need no disk."""
+
+    def meet(self, header: Header, seen: Intervals, first_step: int | None = None) -> None:
+        """An attempt was found; `seen` is the reader's live set of its seqs. `first_step` if it is known ahead."""
+        attempt = self.attempts.get(header.attempt_id)
+        if attempt is None:
+            attempt = self.attempts[header.attempt_id] = _Attempt(header, seen)
+            if self.view.created == 0.0 or header.created < self.view.created:
+                self.view.created = header.created
+            if self._newest_main() is attempt:
+                self.view.host = header.host or self.view.host
+        if first_step is not None and attempt.first_step is None:
+            attempt.first_step = first_step
+
+    def apply_limits(self, paths: Paths) -> None:
+        """Let newly met attempts supersede older ones. After `meet`, before `feed`. Raises OSError."""
+        self._paths = paths
+        self._relimit()
+
+    def feed(self, attempt_id: str, taken: Taken, paths: Paths) -> None:
+        """Turn records into operations. Raises OSError when old rows cannot be read again."""
+        self._paths = paths
+        attempt = self.attempts[attempt_id]
+        attempt.index.note(taken.segment, taken.start, taken.end, taken.records)
+        self._rebase(attempt)
+        for at, record in enumerate(taken.records):
+            kind = record.kind
+            if kind == "metrics":
+                data = record.data
+                values = data if None not in data.values() else _without_none(data)
+                self._row(attempt, taken.records, at, values)
+            elif kind in ("table", "text", "media"):
+                folder = paths[attempt_id][taken.segment].parent / "media"
+                found = payload_of(record, folder)
+                if found is not None:
+                    self._row(attempt, taken.records, at, {found[0]: found[1]})
+            else:
+                self._meta(attempt, record)
+        if taken.records:
+            last = taken.records[-1]
+            attempt.last_t = max(attempt.last_t, last.t)
+            attempt.mono = max(attempt.mono, last.mono)
+            self.view.runtime = self._runtime()
+            self._state()
+
+    def take(self) -> list[Operation]:
+        """The operations made since the last call."""
+        taken, self.operations = self.operations, []
+        return taken
+
+    def conclude(self, crashed: bool) -> None:
+        """Say whether the newest attempt of `main`, unfinished, still has somebody who writes it."""
+        self._state(crashed)
+
+    @property
+    def newest(self) -> Header | None:
+        """The attempt whose end is the run's end."""
+        attempt = self._newest_main()
+        return attempt.header if attempt else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether that attempt said that it ended."""
+        attempt = self._newest_main()
+        return attempt is not None and attempt.finished is not None
+
+    @property
+    def last_t(self) -> float:
+        """Wall clock of that attempt's newest record."""
+        attempt = self._newest_main()
+        return attempt.last_t if attempt else 0.0
+
+    def lost(self) -> int:
+        """Seqs missing below the newest one read, all attempts together; they may still come while an attempt lives."""
+        return sum(last - first + 1 for a in self.attempts.values() for first, last in a.seen.holes())
+
+    def to_json(self) -> dict[str, Any]:
+        """What `restore` takes. NaN and infinities are in it: for Python's own json."""
+        return {
+            "attempts": {
+                attempt_id: [
+                    a.steps.to_json(), a.first_step, a.mono, a.last_t, a.finished, a.exit_code, a.index.to_json(),
+                ]
+                for attempt_id, a in self.attempts.items()
+            },
+            "view": {name: getattr(self.view, name) for name in _VIEW_FIELDS},
+            "counts": [self.superseded, self.rows, self.last_step],
+            "configs": self._configs,
+            "summary_steps": self._summary_steps,
+            "summary": {k: v for k, v in self.view.summary.items() if isinstance(v, int | float | str | list)},
+            "overrides": self._overrides,
+        }  # fmt: skip
+
+    def restore(self, saved: dict[str, Any], headers: Mapping[str, Header], seen: Mapping[str, Intervals]) -> None:
+        """Go on from what `to_json` gave. Raises LookupError, TypeError or ValueError when it does not fit."""
+        for attempt_id, (steps, first_step, mono, last_t, finished, exit_code, blocks) in saved["attempts"].items():
+            attempt = self.attempts[attempt_id] = _Attempt(headers[attempt_id], seen[attempt_id])
+            attempt.steps, attempt.index = StepSet(steps), SparseIndex(blocks)
+            attempt.first_step, attempt.mono, attempt.last_t = first_step, mono, last_t
+            attempt.finished, attempt.exit_code = finished, exit_code
+        for name in _VIEW_FIELDS:
+            setattr(self.view, name, saved["view"][name])
+        self.view.axes = {key: (axis, rule) for key, (axis, rule) in self.view.axes.items()}
+        self.superseded, self.rows, self.last_step = saved["counts"]
+        self._configs, self._overrides = saved["configs"], saved["overrides"]
+        self._summary_steps, self.view.summary = saved["summary_steps"], saved["summary"]
+        self._limit()
+        self._top = max((a.steps.last for a in self.attempts.values()), default=-1)
+
+    # rows
+
+    def _row(self, attempt: _Attempt, records: list[Record], at: int, values: dict[str, Value]) -> None:
+        record = records[at]
+        self.rows += 1
+        step = record.step
+        if step is None:
+            if values:
+                self.operations.append(Row(None, record.t, attempt.base + record.mono, values))
+            return
+        if attempt.first_step is None and record.kind == "metrics":
+            attempt.first_step = step
+            self._relimit()
+        if step > attempt.limit:
+            self.superseded += 1
+            return
+        if not values:
+            return
+        self.last_step = step
+        runtime = attempt.base + record.mono
+        if step > self._top:
+            self._top = step
+            attempt.steps.add(step)
+            self._new_row(attempt, record, runtime, values)
+        elif not any(step in other.steps for other in self.attempts.values()):
+            attempt.steps.add(step)
+            self._new_row(attempt, record, runtime, values)
+        else:
+            attempt.steps.add(step)
+            self._amend(attempt, records, at, runtime, values)
+
+    def _new_row(self, attempt: _Attempt, record: Record, runtime: float, values: dict[str, Value]) -> None:
+        row = Row(record.step, record.t, runtime, values)
+        self.operations.append(row)
+        self._tip = (attempt.header.attempt_id, record.seq, row)
+        self._summarise(row.step or 0, values)
+
+    def _amend(
+        self, attempt: _Attempt, records: list[Record], at: int, runtime: float, values: dict[str, Value]
+    ) -> None:
+        record = records[at]
+        step = record.step or 0
+        tip = self._tip
+        if tip is not None and tip[0] == attempt.header.attempt_id and tip[1] < record.seq and tip[2].step == step:
+            before, t = tip[2].values, record.t
+            after = {**before, **values}
+            alone = True
+        else:
+            unread = {later.seq for later in records[at + 1 :] if later.step == step}
+            now = [p for p in self._parts_at(step) if not (p[0] is attempt.header and p[1] in unread)]
+            held = merge_row(p for p in now if not (p[0] is attempt.header and p[1] == record.seq))
+            merged = merge_row(now)
+            if merged is None:
+                return
+            before = held.values if held else {}
+            after, t, runtime = merged.values, merged.t, merged.runtime
+            alone = False
+        changed = tuple(key for key in after if key not in before or not same(before[key], after[key]))
+        if not changed:
+            return
+        last = self.operations[-1] if self.operations else None
+        if isinstance(last, Row | Amend) and last.step == step:
+            last.values, last.t, last.runtime = after, t, runtime
+            if isinstance(last, Amend):
+                last.changed = tuple(dict.fromkeys((*last.changed, *changed)))
+            made: Row | Amend = last
+        else:
+            made = Amend(step, t, runtime, after, changed)
+            self.operations.append(made)
+        self._tip = (attempt.header.attempt_id, record.seq, made) if alone else None
+        self._summarise(step, {key: after[key] for key in changed})
+
+    def _parts_at(self, step: int) -> Iterable[tuple[Header, int, float, float, dict[str, Value]]]:
+        """Every surviving record of `step` that was read, from the spool."""
+        for attempt_id, attempt in self.attempts.items():
+            if step > attempt.limit or attempt_id not in self._paths:
+                continue
+            done: set[int] = set()
+            for record in attempt.index.records_at(step, self._paths[attempt_id]):
+                if record.seq in done or record.seq not in attempt.seen:
+                    continue
+                done.add(record.seq)
+                values = self._values_of(record, self._paths[attempt_id])
+                if values:
+                    yield attempt.header, record.seq, record.t, attempt.base + record.mono, values
+
+    def _values_of(self, record: Record, paths: Mapping[int, Path]) -> dict[str, Value]:
+        if record.kind == "metrics":
+            return _without_none(record.data)
+        if record.kind in ("table", "text", "media"):
+            found = payload_of(record, next(iter(paths.values())).parent / "media")
+            return {found[0]: found[1]} if found else {}
+        return {}
+
+    # attempts
+
+    def _limit(self) -> None:
+        found = limits(
+            [attempt.header for attempt in self.attempts.values()],
+            {attempt_id: attempt.first_step for attempt_id, attempt in self.attempts.items()},
+        )
+        for attempt_id, attempt in self.attempts.items():
+            attempt.limit = found[attempt_id]
+
+    def _relimit(self) -> None:
+        self._limit()
+        dropped = [attempt.steps.drop_above(attempt.limit) for attempt in self.attempts.values()]
+        lowest = min((step for step in dropped if step is not None), default=None)
+        if lowest is None:
+            return
+        self._tip = None
+        self._top = max((attempt.steps.last for attempt in self.attempts.values()), default=-1)
+        self.operations.append(Rewind(lowest))
+        again = sorted({step for a in self.attempts.values() for step in a.steps.from_step(lowest)})
+        gone = [key for key, step in self._summary_steps.items() if step >= lowest]
+        for key in gone:
+            del self._summary_steps[key]
+            self.view.summary.pop(key, None)
+        for step in again:
+            merged = merge_row(self._parts_at(step))
+            if merged is not None:
+                self.operations.append(Row(step, merged.t, merged.runtime, merged.values))
+                self._summarise(step, merged.values)
+        self._find_summaries(set(gone) - set(self._summary_steps), lowest)
+
+    def _find_summaries(self, keys: set[str], below: int) -> None:
+        """The newest surviving values of `keys` at steps below `below`, read backwards until all are found."""
+        if not keys:
+            return
+        winners_first = sorted(self.attempts.values(), key=lambda a: order_of(a.header), reverse=True)
+        winners_first.sort(key=lambda a: writer_order(a.header.writer))
+        for attempt in winners_first:
+            paths = self._paths.get(attempt.header.attempt_id, {})
+            for records, remaining in attempt.index.blocks_below(below, paths):
+                for record in records:
+                    step = record.step
+                    if step is None or not step < below or step > attempt.limit or record.seq not in attempt.seen:
+                        continue
+                    found = self._values_of(record, paths)
+                    self._summarise(step, {key: found[key] for key in keys & found.keys()}, older=True)
+                if all(self._summary_steps.get(key, -1) >= remaining for key in keys):
+                    break
+
+    def _rebase(self, attempt: _Attempt) -> None:
+        """Seconds of training before this attempt: its writer's older attempts of which a row survives."""
+        me = order_of(attempt.header)
+        attempt.base = sum(
+            other.mono
+            for other in self.attempts.values()
+            if other.header.writer == attempt.header.writer and order_of(other.header) < me and other.steps
+        )
+
+    def _runtime(self) -> float:
+        newest = self._newest_main()
+        if newest is None:
+            return 0.0
+        self._rebase(newest)
+        return newest.base + newest.mono
+
+    def _newest_main(self) -> _Attempt | None:
+        writers = {attempt.header.writer for attempt in self.attempts.values()}
+        if not writers:
+            return None
+        first = min(writers, key=writer_order)
+        return max(
+            (attempt for attempt in self.attempts.values() if attempt.header.writer == first),
+            key=lambda attempt: order_of(attempt.header),
+        )
+
+    # everything that is no row
+
+    def _meta(self, attempt: _Attempt, record: Record) -> None:
+        data, kind = record.data, record.kind
+        if kind == "run":
+            self._identity(attempt, data)
+        elif kind == "config":
+            if self._is_newest_of_writer(attempt):
+                writer = attempt.header.writer
+                self._configs[writer] = merge_config(self._configs.get(writer, {}), data)
+                self._emit_config()
+        elif kind == "system":
+            if attempt is self._newest_main() or not self.view.system:
+                self.view.system = data
+                self.operations.append(System(data))
+        elif kind == "axis":
+            self._axis(data)
+        elif kind == "summary":
+            self._overrides.update(data)
+            self.view.summary.update(data)
+            self.operations.append(Summary(data))
+        elif kind == "finish":
+            state = data.get("state")
+            exit_code = data.get("exit_code")
+            attempt.finished = state if state in ("finished", "failed") else "failed"
+            attempt.exit_code = exit_code if type(exit_code) is int else None
+        elif kind == "log":
+            lines = data.get("lines")
+            if isinstance(lines, list):
+                self.operations.append(Log(str(data.get("stream")), [str(line) for line in lines], record.t))
+        elif kind == "gap":
+            steps = data.get("steps")
+            self.operations.append(
+                Gap(_count(data.get("rows")), steps if isinstance(steps, list) else None, str(data.get("reason")))
+            )
+
+    def _identity(self, attempt: _Attempt, data: dict[str, Any]) -> None:
+        if not self._is_newest_of_writer(attempt):
+            return
+        config = data.get("config")
+        self._configs[attempt.header.writer] = config if isinstance(config, dict) else {}
+        if attempt is self._newest_main():
+            view = self.view
+            for name in ("name", "group", "job_type", "notes", "entity"):
+                value = data.get(name)
+                setattr(view, name, value if isinstance(value, str) else None)
+            view.tags = _texts(data.get("tags")) or []
+            view.sinks = _texts(data.get("sinks"))
+            self.operations.append(
+                Identity(view.name, view.group, view.job_type, view.tags, view.notes, view.entity, view.sinks)
+            )
+        self._emit_config()
+
+    def _emit_config(self) -> None:
+        merged: dict[str, Any] = {}
+        for writer in sorted(self._configs, key=writer_order, reverse=True):
+            merged = merge_config(merged, self._configs[writer])
+        self.view.config = merged
+        if self.operations and isinstance(self.operations[-1], Config):
+            self.operations.pop()
+        self.operations.append(Config(merged))
+
+    def _axis(self, data: dict[str, Any]) -> None:
+        key, axis, rule = data.get("key"), data.get("axis"), data.get("summary")
+        if isinstance(key, str):
+            axis = axis if isinstance(axis, str) else None
+            rule = rule if isinstance(rule, str) else None
+            self.view.axes[key] = (axis, rule)
+            self.operations.append(Axis(key, axis, rule))
+
+    def _is_newest_of_writer(self, attempt: _Attempt) -> bool:
+        me = order_of(attempt.header)
+        return all(
+            order_of(other.header) <= me
+            for other in self.attempts.values()
+            if other.header.writer == attempt.header.writer
+        )
+
+    def _summarise(self, step: int, values: Mapping[str, Value], older: bool = False) -> None:
+        steps, summary = self._summary_steps, self.view.summary
+        if not older and step >= self._top:
+            summary.update(values)
+            steps.update(dict.fromkeys(values, step))
+        else:
+            for key, value in values.items():
+                held = steps.get(key, -1)
+                if held < step or (held == step and not older):
+                    summary[key] = value
+                    steps[key] = step
+        if self._overrides:
+            summary.update(self._overrides)
+
+    def _state(self, crashed: bool = False) -> None:
+        newest = self._newest_main()
+        if newest is None:
+            return
+        state, exit_code = newest.finished, newest.exit_code
+        if state is None:
+            state, exit_code = ("crashed" if crashed else "running"), None
+        view = self.view
+        if (state, exit_code) != (view.state, view.exit_code):
+            view.state, view.exit_code = state, exit_code
+            self.operations.append(State(state, exit_code, newest.last_t, view.runtime))
+
+
+_VIEW_FIELDS = (
+    "created", "host", "name", "group", "job_type", "tags", "notes", "entity", "sinks", "config", "system", "axes",
+    "state", "exit_code", "runtime",
+)  # fmt: skip
+
+
+def _without_none(data: Mapping[str, Any]) -> dict[str, Value]:
+    return {key: value for key, value in data.items() if value is not None}
+
+
+def _texts(value: object) -> list[str] | None:
+    return [str(item) for item in value] if isinstance(value, list) else None
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int else 0

@@ -1,0 +1,93 @@
+"""The rules by which a run's attempts become one history. Pure functions; the whole contract of the merge is here.
+
+- Within an attempt, records of one step merge by key in seq order; the row's time is its last record's.
+- A new attempt supersedes older attempts of the same writer: with `resume_step=s` their rows at steps >= s, inferred
+  from its first metrics step s their rows at steps > s, with `resume_step=False` none.
+- Different writers merge by step; on equal keys `main` wins, then the writer's name in order.
+- Attempts order by (number, created, attempt_id).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gapless_schemas import Header
+from gapless_uploader.operations import Value
+
+NO_LIMIT = 1 << 60
+
+
+def attempt_order(header: Header) -> tuple[int, float, str]:
+    """The key that sorts attempts of one writer, oldest first."""
+    return (header.attempt, header.created, header.attempt_id)
+
+
+def writer_order(writer: str) -> tuple[bool, str]:
+    """The key that sorts writers, the one that wins first."""
+    return (writer != "main", writer)
+
+
+def limits(attempts: Sequence[Header], first_steps: Mapping[str, int | None]) -> dict[str, int]:
+    """attempt_id -> the highest step whose rows survive the newer attempts of the same writer."""
+    found = {}
+    newest_first: dict[str, int] = {}
+    for header in sorted(attempts, key=attempt_order, reverse=True):
+        found[header.attempt_id] = newest_first.get(header.writer, NO_LIMIT)
+        cut = _cut(header, first_steps.get(header.attempt_id))
+        newest_first[header.writer] = min(newest_first.get(header.writer, NO_LIMIT), cut)
+    return found
+
+
+def _cut(header: Header, first_step: int | None) -> int:
+    """The highest step of older attempts' rows that this attempt leaves."""
+    if header.resume_step is False:
+        return NO_LIMIT
+    if header.resume_step is not None:
+        return header.resume_step - 1
+    return NO_LIMIT if first_step is None else first_step
+
+
+def merge_row(parts: Iterable[tuple[Header, int, float, float, Mapping[str, Value]]]) -> _Merged | None:
+    """One step's row from its surviving records: (header, seq, t, runtime, values) each. None when there are none."""
+    ordered = sorted(parts, key=lambda part: (attempt_order(part[0]), part[1]))
+    writers: dict[str, _Merged] = {}
+    for header, _, t, runtime, values in ordered:
+        row = writers.setdefault(header.writer, _Merged(t, runtime, {}))
+        row.t, row.runtime = t, runtime
+        row.values.update(values)
+    merged: _Merged | None = None
+    for writer in sorted(writers, key=writer_order, reverse=True):
+        row = writers[writer]
+        if merged is None:
+            merged = row
+        else:
+            merged.values.update(row.values)
+            merged.t, merged.runtime = row.t, row.runtime
+    return merged
+
+
+class _Merged:
+    __slots__ = ("runtime", "t", "values")
+
+    def __init__(self, t: float, runtime: float, values: dict[str, Value]) -> None:
+        self.t = t
+        self.runtime = runtime
+        self.values = values
+
+
+def merge_config(into: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """`into` with `part` merged deeply: dicts merge, anything else replaces, nothing is deleted. A new dict."""
+    merged = dict(into)
+    for key, value in part.items():
+        held = merged.get(key)
+        both = isinstance(held, dict) and isinstance(value, dict)
+        merged[key] = merge_config(held, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def same(one: Value, other: Value) -> bool:
+    """Whether two values are the same, NaN included, and 1, 1.0 and True told apart."""
+    if type(one) is not type(other):
+        return False
+    return one == other or (one != one and other != other)

@@ -1,0 +1,474 @@
+"""One run on its way to one sink: read, merge, write, and only then move the position.
+
+`step` is one turn of it and returns what became of it; the position it reports is durable only once the state has
+committed it. Each pipeline has its own reader and history, so a sink that is slow or dead holds up nobody. Only one
+thread at a time uses a pipeline.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gapless_schemas import Header
+from gapless_uploader.adapt import adapt
+from gapless_uploader.history import History
+from gapless_uploader.operations import Amend, Operation, Row, State, Superseded
+from gapless_uploader.reader import RunReader
+from gapless_uploader.sink import (
+    Batch,
+    Memo,
+    Misconfigured,
+    Parked,
+    Refusal,
+    Rejected,
+    Retryable,
+    RunView,
+    Session,
+    Sink,
+)
+from gapless_uploader.spool import RunKey
+from gapless_uploader.tail import Damage
+
+SNAPSHOT_BYTES = 16 << 20
+BACKOFF_FIRST_S = 1.0
+BACKOFF_CAP_S = 60.0
+PARKED_S = 300.0
+REWINDS = ("new-run", "keep-first", "mark")
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What the scan saw of a run; nothing of it changes any more."""
+
+    headers: Mapping[str, Header]
+    paths: Mapping[str, Mapping[int, Path]]
+    sizes: Mapping[str, Mapping[int, int]]
+    crashed: bool = False
+    """Nobody writes the run's newest attempt any more."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one step did."""
+
+    progress: dict[str, Any] | None = None
+    """To be made durable before the next step."""
+    rows: int = 0
+    more: bool = False
+    """There is more to do at once."""
+    retry_in_s: float | None = None
+    failed: str | None = None
+    parked: str | None = None
+    parked_sink: bool = False
+    recovered_after: int = 0
+    new_state: str | None = None
+    damage: list[tuple[str, Damage]] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    dead: list[tuple[Operation, str]] = field(default_factory=list)
+    """Operations that the tracker rejected for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """How a pipeline behaves; the same for all runs of a sink."""
+
+    on_rewind: str = "new-run"
+    """What becomes of rows that were uploaded and rewound, where the tracker cannot take them back."""
+    grace_s: float = 30.0
+    """How long NUL bytes inside a segment may be blocks that have not arrived."""
+
+
+class Pipeline:
+    """Reads one run for one sink."""
+
+    def __init__(
+        self,
+        key: RunKey,
+        sink: Sink,
+        saved: dict[str, Any] | None = None,
+        snapshot: Callable[[], dict[str, Any] | None] = lambda: None,
+        save_snapshot: Callable[[dict[str, Any]], None] | None = None,
+        options: PipelineOptions | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.key = key
+        self.sink = sink
+        self.saved = saved or {}
+        """The progress that is durable, or will be with the next commit."""
+        self._snapshot = snapshot
+        self._save_snapshot = save_snapshot
+        self._options = options or PipelineOptions()
+        self._jitter = jitter
+        self._reader: RunReader | None = None
+        self._history: History | None = None
+        self._session: Session | None = None
+        self._pending: list[Operation] = []
+        self._done = 0
+        self._end: dict[str, Any] | None = None
+        self._uncertain = False
+        self._intent_saved = False
+        self._memo: Memo = dict(self.saved.get("memo", {}))
+        self._generation: int = self.saved.get("generation", 1)
+        self._acked_top: int = self.saved.get("top", -1)
+        self._counts: Counter[str] = Counter(self.saved.get("counts", {}))
+        self._refused: Counter[str] = Counter(self.saved.get("refused", {}))
+        self._state: str | None = self.saved.get("state")
+        self._since_snapshot = 0
+        self._failures = 0
+        self._slice = sink.capabilities.max_operations
+        self._heartbeat_at = 0.0
+        self._flush_due = False
+        self.not_before = 0.0
+        """Monotonic seconds before which a step is of no use."""
+
+    def idle(self, files: Files) -> bool:
+        """Whether a step would find nothing to do, known without reading anything."""
+        if self._pending or self._flush_due or self.saved.get("end"):
+            return False
+        if files.crashed and self._state not in ("finished", "failed", "crashed"):
+            return False
+        if self._reader is not None:
+            return all(
+                name in self._reader.attempts and self._reader.attempts[name].idle(sizes)
+                for name, sizes in files.sizes.items()
+            )
+        cursor = self.saved.get("cursor", {})
+        return all(_idle(cursor.get(name), sizes) for name, sizes in files.sizes.items())
+
+    def step(self, files: Files, now: float) -> Outcome:
+        """Read and write one batch. Raises nothing that the tracker or the disk can cause."""
+        outcome = Outcome()
+        try:
+            self._step(files, now, outcome)
+        except Retryable as error:
+            self._failed(outcome, str(error), now, error.after_s)
+        except OSError as error:
+            self._failed(outcome, _os_error(error), now, None)
+        except (Parked, Misconfigured) as error:
+            outcome.parked = str(error)
+            outcome.parked_sink = isinstance(error, Misconfigured) or error.whole_sink
+            outcome.retry_in_s = PARKED_S
+            self.not_before = now + PARKED_S
+            self._close_session()
+        else:
+            if self._failures and (outcome.rows or outcome.progress):
+                outcome.recovered_after, self._failures = self._failures, 0
+        return outcome
+
+    def heartbeat_due(self, now: float) -> bool:
+        """Whether the tracker has to hear that the training lives."""
+        every = self.sink.capabilities.heartbeat_s
+        return every is not None and now >= self._heartbeat_at and self._state in (None, "running") and self._begun
+
+    @property
+    def _begun(self) -> bool:
+        return bool(self.saved.get("cursor"))
+
+    def close(self) -> dict[str, Any] | None:
+        """Let go of everything; progress to commit, if any. Raises what a session's flush raises."""
+        try:
+            if self._session is not None:
+                self._memo = self._session.flush()
+                return self._progress()
+            return None
+        finally:
+            self._close_session()
+            if self._reader is not None:
+                self._reader.rest()
+
+    def settled(self, files: Files) -> bool:
+        """Whether the run is over and the tracker knows all of it: nothing of the pipeline is needed any more."""
+        return self._state in ("finished", "failed", "crashed") and self.idle(files)
+
+    @property
+    def superseded(self) -> int:
+        """Records that a newer attempt replaced before they were sent."""
+        return self._history.superseded if self._history else 0
+
+    # one step
+
+    def _step(self, files: Files, now: float, outcome: Outcome) -> None:
+        reader, history = self._load(files, now)
+        if not self._pending:
+            self._read(reader, history, files, now, outcome)
+        if self._pending:
+            if not self._write(history, now, outcome):
+                return
+        elif self._flush_due and self._session is not None:
+            self._memo = self._session.flush()
+            self._flush_due = False
+            outcome.progress = self._progress()
+        elif self.heartbeat_due(now) and not files.crashed:
+            self._heartbeat(history, now)
+        if self._end is not None and not self._pending:
+            self._settle(history, outcome)
+        if not outcome.more:
+            reader.rest()
+
+    def _heartbeat(self, history: History, now: float) -> None:
+        if self._session is None:
+            self._session = self.sink.open(self._view(history), self._memo)
+        self._heartbeat_at = now + (self.sink.capabilities.heartbeat_s or 0.0)
+        self._session.heartbeat(now)
+
+    def _read(self, reader: RunReader, history: History, files: Files, now: float, outcome: Outcome) -> None:
+        can = self.sink.capabilities
+        self._meet(reader, history, files, now)
+        count = 0
+        for attempt_id, taken in reader.read(files.paths, files.sizes, now, can.max_bytes):
+            history.feed(attempt_id, taken, files.paths)
+            self._since_snapshot += taken.end - taken.start
+            count += len(taken.records)
+            if count >= can.max_operations:
+                break
+        history.conclude(files.crashed)
+        outcome.damage.extend(reader.take_damage())
+        self._counts["damaged"] += len(outcome.damage)
+        self._take_operations(history, outcome)
+        self._end = reader.cursor()
+        outcome.more = count > 0
+
+    def _take_operations(self, history: History, outcome: Outcome) -> None:
+        operations, refused, rewound = adapt(history.take(), self.sink.capabilities, self._acked_top)
+        if rewound is not None and self._options.on_rewind == "new-run":
+            self._begin_generation(rewound, outcome)
+            return
+        if rewound is not None and self._options.on_rewind == "keep-first":
+            kept = [
+                op
+                for op in operations
+                if not (isinstance(op, Row) and op.step is not None and op.step <= self._acked_top)
+            ]
+            refused.extend(
+                Refusal(op.step, None, "a rewound step that was uploaded: the first one is kept")
+                for op in operations
+                if isinstance(op, Row) and op.step is not None and op.step <= self._acked_top
+            )
+            operations = kept
+        if rewound is not None and self._options.on_rewind == "mark":
+            history.view.tags = [*history.view.tags, f"rewound-from-step:{rewound}"]
+        self._note_refused(refused, outcome)
+        self._pending, self._done = operations, 0
+
+    def _write(self, history: History, now: float, outcome: Outcome) -> bool:
+        """Write one slice; False when the step ends here."""
+        can = self.sink.capabilities
+        if can.settles_intents and not self._intent_saved and _has_rows(self._pending):
+            self._intent_saved = True
+            outcome.progress = self._progress()
+            outcome.more = True
+            return False
+        if self._session is None:
+            self._session = self.sink.open(self._view(history), self._memo)
+        part = self._pending[: self._slice]
+        try:
+            ack = self._session.write(Batch(part, self._view(history), self._uncertain))
+        except Rejected as error:
+            self._rejected(error, outcome)
+            return True
+        except (Retryable, Parked, Misconfigured, OSError):
+            self._uncertain = True
+            raise
+        self._acknowledge(part[: ack.done], ack.memo, ack.refused, outcome)
+        self._heartbeat_at = now + (can.heartbeat_s or 0.0)
+        return True
+
+    def _acknowledge(self, done: list[Operation], memo: Memo, refused: list[Refusal], outcome: Outcome) -> None:
+        self._memo = memo
+        self._done += len(done)
+        self._pending = self._pending[len(done) :]
+        self._note_refused(refused, outcome)
+        for operation in done:
+            if isinstance(operation, Row | Amend):
+                outcome.rows += 1
+                if operation.step is not None and operation.step > self._acked_top:
+                    self._acked_top = operation.step
+            elif isinstance(operation, State):
+                outcome.new_state = self._state = operation.state
+                self._flush_due = operation.state != "running"
+        self._counts["rows"] += outcome.rows
+        outcome.more = True
+        outcome.progress = self._progress()
+        if not self._pending:
+            self._slice = self.sink.capabilities.max_operations
+
+    def _settle(self, history: History, outcome: Outcome) -> None:
+        """Everything up to the reader's position was acknowledged: it becomes the saved position."""
+        cursor = self._end or {}
+        self._end, self._done, self._uncertain, self._intent_saved = None, 0, False, False
+        if cursor == self.saved.get("cursor") and not outcome.progress and not self._refused:
+            return
+        self.saved = {**self.saved, "cursor": cursor}
+        outcome.progress = self._progress()
+        outcome.progress["step"] = history.last_step
+        outcome.progress["lost"] = history.lost()
+        outcome.progress["superseded"] = history.superseded
+        outcome.progress["read"] = history.rows
+        outcome.progress["t"] = history.last_t
+        self.saved = outcome.progress
+        if self._since_snapshot >= SNAPSHOT_BYTES and self._save_snapshot is not None:
+            self._since_snapshot = 0
+            self._save_snapshot({"cursor": cursor, "generation": self._generation, "history": history.to_json()})
+
+    def _rejected(self, error: Rejected, outcome: Outcome) -> None:
+        part = self._pending[: self._slice]
+        if len(part) > 1:
+            # A batch that was refused whole is never sent again unchanged: smaller ones find what is wrong in it.
+            self._slice = max(1, len(part) // 2)
+            outcome.more = True
+            return
+        operation = part[0]
+        outcome.dead.append((operation, str(error)))
+        step = operation.step if isinstance(operation, Row | Amend) else None
+        self._acknowledge([], self._memo, [Refusal(step, None, str(error))], outcome)
+        self._pending = self._pending[1:]
+        self._done += 1
+        outcome.progress = self._progress()
+
+    def _begin_generation(self, rewound: int, outcome: Outcome) -> None:
+        """Leave the tracker run as it is, tagged, and send the whole corrected history to a fresh one."""
+        old = self._view(self._history) if self._history else None
+        if old is not None:
+            if self._session is None:
+                self._session = self.sink.open(old, self._memo)
+            fresh = f"{self.key[1]}-r{self._generation + 1}"
+            self._session.write(Batch([Superseded(fresh)], old))
+        self._close_session()
+        self._generation += 1
+        self._reader = self._history = None
+        self._memo, self._acked_top, self._state = {}, -1, None
+        self._pending, self._done, self._end, self._since_snapshot = [], 0, None, 0
+        self.saved = {**self.saved, "cursor": {}, "end": None}
+        self._counts["rewinds"] += 1
+        outcome.progress = self._progress()
+        outcome.progress["rewound_at"] = rewound
+        outcome.more = True
+
+    # loading
+
+    def _load(self, files: Files, now: float) -> tuple[RunReader, History]:
+        """The reader and history at the saved position; after a start they are read up to it, without writing."""
+        if self._reader is None or self._history is None:
+            cursor = self.saved.get("cursor", {})
+            snapshot = self._snapshot() if cursor else None
+            history = History(RunView(self.key[0], self.key[1], 0.0, ""))
+            reader = RunReader(grace_s=self._options.grace_s)
+            if snapshot is not None and snapshot.get("generation") == self._generation:
+                reader = RunReader(snapshot["cursor"], self._options.grace_s)
+                known = {name: header for name, header in files.headers.items() if name in snapshot["cursor"]}
+                reader.meet(known)
+                try:
+                    history.restore(snapshot["history"], files.headers, reader.seen())
+                except (LookupError, TypeError, ValueError):
+                    history = History(RunView(self.key[0], self.key[1], 0.0, ""))
+                    reader = RunReader(grace_s=self._options.grace_s)
+            if cursor:
+                self._read_up_to(reader, history, files, now, cursor)
+                history.operations.clear()
+                reader = self._reader_at(cursor, history, files)
+            end = self.saved.get("end")
+            if end:
+                self._read_up_to(reader, history, files, now, end)
+                refused = self._refused.copy()
+                self._take_operations(history, Outcome())
+                self._refused = refused
+                done = min(self.saved.get("done", 0), len(self._pending))
+                self._pending, self._done = self._pending[done:], done
+                self._uncertain = self._intent_saved = True
+                reader = self._reader_at(end, history, files)
+                self._end = end
+            self._reader, self._history = reader, history
+        return self._reader, self._history
+
+    def _reader_at(self, cursor: dict[str, Any], history: History, files: Files) -> RunReader:
+        """A reader at exactly `cursor`, which the history shares."""
+        reader = RunReader(cursor, self._options.grace_s)
+        reader.meet({name: header for name, header in files.headers.items() if name in cursor})
+        for name, attempt in history.attempts.items():
+            if name in reader.attempts:
+                attempt.seen = reader.attempts[name].seen
+        return reader
+
+    def _read_up_to(
+        self, reader: RunReader, history: History, files: Files, now: float, cursor: dict[str, Any]
+    ) -> None:
+        known = Files({n: h for n, h in files.headers.items() if n in cursor}, files.paths, files.sizes)
+        reader.meet(known.headers)
+        reader.bound(cursor)
+        self._meet(reader, history, known, now)
+        for attempt_id, taken in reader.read(files.paths, files.sizes, now, 1 << 62):
+            history.feed(attempt_id, taken, files.paths)
+            if cursor is self.saved.get("cursor"):
+                history.operations.clear()
+
+    def _meet(self, reader: RunReader, history: History, files: Files, now: float) -> None:
+        new = reader.meet(files.headers)
+        missing = [header for name, header in files.headers.items() if name not in history.attempts]
+        if not new and not missing:
+            return
+        for header in missing:
+            first_step = reader.first_step(header.attempt_id, files.paths, now)
+            history.meet(header, reader.attempts[header.attempt_id].seen, first_step)
+        history.apply_limits(files.paths)
+
+    # small things
+
+    def _view(self, history: History) -> RunView:
+        view = history.view
+        view.generation = self._generation
+        view.positions = {name: attempt.seen.complete_to for name, attempt in history.attempts.items()}
+        return view
+
+    def _progress(self) -> dict[str, Any]:
+        open_end = self._end if (self._pending and (self._intent_saved or self._done)) else None
+        return {
+            **self.saved,
+            "project": self.key[0],
+            "run": self.key[1],
+            "sink": f"{self.sink.kind}:{self.sink.target}",
+            "cursor": self.saved.get("cursor", {}),
+            "end": open_end,
+            "done": self._done if open_end else 0,
+            "memo": self._memo,
+            "generation": self._generation,
+            "top": self._acked_top,
+            "counts": dict(self._counts),
+            "refused": dict(self._refused),
+            "state": self._state,
+        }
+
+    def _note_refused(self, refused: list[Refusal], outcome: Outcome) -> None:
+        outcome.refused.extend(refused)
+        self._refused.update(refusal.reason for refusal in refused)
+
+    def _failed(self, outcome: Outcome, reason: str, now: float, after_s: float | None) -> None:
+        self._failures += 1
+        ceiling = min(BACKOFF_CAP_S, BACKOFF_FIRST_S * 2 ** min(self._failures - 1, 16))
+        wait = max(self._jitter() * ceiling, 0.05) if after_s is None else min(max(after_s, 0.05), 3600.0)
+        outcome.failed, outcome.retry_in_s = reason, wait
+        self.not_before = now + wait
+
+    def _close_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+def _idle(cursor: dict[str, Any] | None, sizes: Mapping[int, int]) -> bool:
+    if cursor is None:
+        return not sizes
+    ends = {segment: offset for segment, offset, _ in cursor["open"]}
+    return all(ends.get(index, size if index < cursor["next"] else -1) == size for index, size in sizes.items())
+
+
+def _has_rows(operations: list[Operation]) -> bool:
+    return any(isinstance(operation, Row | Amend) for operation in operations)
+
+
+def _os_error(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
