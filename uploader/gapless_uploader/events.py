@@ -159,12 +159,10 @@ class LineListener:
         times = self._times(event)
         if times == 0:
             return
-        values = {f.name: getattr(event, f.name) for f in fields(event)}
         if self._json:
-            line = orjson.dumps({"event": _name(event), **values, "times": times}).decode()
+            line = orjson.dumps({"event": _name(event), **asdict(event), "times": times}).decode()
         else:
-            told = " ".join(f"{key}={printable(str(value))}" for key, value in values.items() if value is not None)
-            line = f"{time.strftime('%H:%M:%S')} {_name(event)} {told}" + (f" times={times}" if times > 1 else "")
+            line = f"{time.strftime('%H:%M:%S')} {describe(event)}" + (f" times={times}" if times > 1 else "")
         self._stream.write(line + "\n")
         self._stream.flush()
 
@@ -187,9 +185,11 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
-def as_fields(event: Event) -> dict[str, object]:
-    """The event's fields."""
-    return asdict(event)
+def describe(event: Event) -> str:
+    """The event on one line: its name, then its fields."""
+    values = {f.name: getattr(event, f.name) for f in fields(event)}
+    told = " ".join(f"{key}={printable(str(value))}" for key, value in values.items() if value is not None)
+    return f"{_name(event)} {told}"
 
 
 def _name(event: Event) -> str:

@@ -62,6 +62,8 @@ class Outcome:
     more: bool = False
     """There is more to do at once."""
     retry_in_s: float | None = None
+    look_again_s: float | None = None
+    """Part of the spool has not arrived yet, though the file's size says it has."""
     failed: str | None = None
     parked: str | None = None
     parked_sink: bool = False
@@ -123,6 +125,7 @@ class Pipeline:
         self._slice = sink.capabilities.max_operations
         self._heartbeat_at = 0.0
         self._flush_due = False
+        self._looked_at: Mapping[str, Mapping[int, int]] | None = None
         self.not_before = 0.0
         """Monotonic seconds before which a step is of no use."""
 
@@ -130,6 +133,8 @@ class Pipeline:
         """Whether a step would find nothing to do, known without reading anything."""
         if self._pending or self._flush_due or self.saved.get("end"):
             return False
+        if self._looked_at is not None and files.sizes == self._looked_at:
+            return not files.crashed or self._state in ("finished", "failed", "crashed")
         if files.crashed and self._state not in ("finished", "failed", "crashed"):
             return False
         if self._reader is not None:
@@ -232,6 +237,11 @@ class Pipeline:
         self._take_operations(history, outcome)
         self._end = reader.cursor()
         outcome.more = count > 0
+        self._looked_at = None
+        if not count and reader.waits_for_blocks:
+            outcome.look_again_s = 1.0
+        elif not count:
+            self._looked_at = files.sizes
 
     def _take_operations(self, history: History, outcome: Outcome) -> None:
         operations, refused, rewound = adapt(history.take(), self.sink.capabilities, self._acked_top)

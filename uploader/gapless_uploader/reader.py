@@ -85,6 +85,11 @@ class RunReader:
         for name, reader in self.attempts.items():
             reader.bound(cursor.get(name, {"open": [], "next": 0}))
 
+    @property
+    def waits_for_blocks(self) -> bool:
+        """Whether some segment shows NUL bytes where a network disk may still bring data."""
+        return any(tail.waits for reader in self.attempts.values() for tail in reader.tails.values())
+
     def take_damage(self) -> Iterator[tuple[str, Damage]]:
         """Damage found since the last call."""
         for name, reader in self.attempts.items():

@@ -117,6 +117,11 @@ class Tail:
         self._nul_since: float | None = None
         self._searched = 0
 
+    @property
+    def waits(self) -> bool:
+        """Whether NUL bytes stand where blocks may still arrive."""
+        return self._nul_since is not None
+
     def read(self, file: Readable, now: float, max_bytes: int = CHUNK_BYTES) -> Chunk:
         """The records after `offset`; moves nothing: `consume` does. Raises OSError and UnsupportedVersion."""
         before = min(ANCHOR_BYTES, self.offset)

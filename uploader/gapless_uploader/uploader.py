@@ -58,7 +58,9 @@ class UploaderOptions:
 class Inline(Executor):
     """Runs what is submitted at once: for tests, and for a replay that wants one thread."""
 
-    def submit(self, fn: Callable[..., Outcome], /, *args: object, **kwargs: object) -> Future[Outcome]:  # type: ignore[override]
+    def submit(  # type: ignore[override]
+        self, fn: Callable[..., Outcome], /, *args: object, **kwargs: object
+    ) -> Future[Outcome]:
         future: Future[Outcome] = Future()
         future.set_result(fn(*args, **kwargs))
         return future
@@ -87,6 +89,8 @@ class Uploader:
         """Rows acknowledged since the start, all sinks together."""
         self.failed: dict[tuple[RunKey, str], str] = {}
         """(run, sink) -> why it is behind or parked."""
+        self.parked: set[tuple[RunKey, str]] = set()
+        """Of those, the ones that wait for somebody to act."""
         self._listen = listener
         self._jitter = jitter
         self._wall = wall
@@ -103,7 +107,13 @@ class Uploader:
         self._announced_problems: dict[Path, str] = {}
         self._known: set[RunKey] = set()
         self._writers_due = 0.0
+        self._rejected = 0
         self._letters: set[tuple[str, int, int]] = set()
+
+    @property
+    def found_damage(self) -> bool:
+        """Whether a record was found damaged or rejected since the start."""
+        return bool(self._letters) or self._rejected > 0
 
     def start(self) -> None:
         """Take the lease and read the state. Raises `Held` and OSError."""
@@ -132,15 +142,33 @@ class Uploader:
         due = [self.spool.next_due(), *self._waiting.values()]
         return max(0.0, min(due) - now)
 
-    def behind(self, now: float) -> list[tuple[RunKey, str]]:
+    def behind(self) -> list[tuple[RunKey, str]]:
         """Runs and sinks with something left to do, parked and failing ones included."""
-        del now
         left = []
         for (key, name), pipeline in self._pipelines.items():
             run = self.spool.runs.get(key)
-            if (run is not None and (key, name) in self._busy | self.failed) or (run is not None and not pipeline.idle(self._files(run))):
+            failing = (key, name) in self._busy or (key, name) in self.failed
+            if run is not None and (failing or not pipeline.idle(self._files(run))):
                 left.append((key, name))
         return left
+
+    def is_over(self) -> bool:
+        """Whether every run that was seen has ended, and every sink knows all of it."""
+        return bool(self._known) and not self._pipelines
+
+    def bytes_total_and_done(self) -> tuple[int, int]:
+        """Bytes of the wanted runs times sinks, and how many of them are uploaded."""
+        total = left = 0
+        for key in self._known:
+            run = self.spool.runs[key]
+            sizes = run.sizes()
+            for name in self.sinks:
+                cursor = self.state.progress.get((*key, name), {}).get("cursor", {})
+                reader = RunReader(cursor)
+                reader.meet({n: h for n, h in run.attempts.items() if n in cursor})
+                total += sum(size for found in sizes.values() for size in found.values())
+                left += reader.behind(sizes)
+        return total, total - left
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Wait for steps on their way, settle and close every session. Never longer than `timeout_s` or so."""
@@ -286,15 +314,18 @@ class Uploader:
             self._listen(events.SinkFailed(run, sink, outcome.failed, round(outcome.retry_in_s or 0.0, 2)))
         elif outcome.parked is not None:
             self.failed[place] = outcome.parked
+            self.parked.add(place)
             if outcome.parked_sink:
                 self._sink_not_before[sink] = now + (outcome.retry_in_s or 0.0)
             self._listen(events.RunParked(run, sink, outcome.parked))
         else:
             self.failed.pop(place, None)
+            self.parked.discard(place)
             if outcome.recovered_after:
                 self._listen(events.SinkRecovered(run, sink, outcome.recovered_after))
-        if outcome.retry_in_s is not None:
-            self._waiting[place] = now + outcome.retry_in_s
+        wait = outcome.retry_in_s if outcome.retry_in_s is not None else outcome.look_again_s
+        if wait is not None:
+            self._waiting[place] = now + wait
 
     def _letter(self, key: RunKey, outcome: Outcome) -> None:
         for attempt_id, damage in outcome.damage:
@@ -315,6 +346,7 @@ class Uploader:
             )
             segment = f"{attempt_id[:8]}-{damage.segment:06d}"
             self._listen(events.DamageFound(_name(key), segment, damage.offset, damage.length, damage.reason))
+        self._rejected += len(outcome.dead)
         for operation, reason in outcome.dead:
             line: dict[str, object] = {"reason": reason, "operation": type(operation).__name__}
             if isinstance(operation, Row | Amend):

@@ -1,7 +1,7 @@
 """The loop around the turns: wake-ups by file events, a clean stop by a signal.
 
-Events are hints: each marks a folder to be looked at first, and wakes the loop. The scan alone finds everything, so disks where
-no event ever comes (NFS, Lustre, GPFS, FUSE) only wait for the next scan.
+Events are hints: each marks a folder to be looked at first, and wakes the loop. The scan alone finds everything, so disks
+where no event ever comes (NFS, Lustre, GPFS, FUSE) only wait for the next scan.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ def _observe(paths: list[Path], wakeups: Wakeups, listener: Listener) -> BaseObs
         observer.unschedule_all()
         listener(
             events.WatchingByScan(
-                f"{error.strerror or error}; more watches: sysctl fs.inotify.max_user_watches fs.inotify.max_user_instances"
+                f"{error.strerror or error}; sysctl fs.inotify.max_user_watches and fs.inotify.max_user_instances"
+                " set how many watches there may be"
             )
         )
         return None

@@ -1,0 +1,218 @@
+"""The `gapless` command: parse, call, print. Exit status 0 done, 1 something failed or is damaged, 2 misuse."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+from rich.console import Console
+
+from gapless_uploader.config import UploaderConfig, load_config
+from gapless_uploader.display import LiveTable, ReplayProgress, status_table
+from gapless_uploader.events import LineListener, Listener
+from gapless_uploader.lease import Held
+from gapless_uploader.replay import find_run, merged_run
+from gapless_uploader.show import metrics_table
+from gapless_uploader.sink import Misconfigured
+from gapless_uploader.spool import Spool
+from gapless_uploader.status import read_status
+from gapless_uploader.uploader import Uploader
+from gapless_uploader.watch import watch as run_watch
+
+_PATH = click.Path(exists=True, path_type=Path)
+
+
+def _upload_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    options = [
+        click.option("--to", "to", multiple=True, metavar="SINK", help="kind or kind:target; may be given again"),
+        click.option("--state", type=click.Path(path_type=Path), help="the uploader's own progress"),
+        click.option("--config", type=click.Path(path_type=Path), help="a gapless.toml; default: the one here"),
+        click.option("--project", multiple=True, metavar="GLOB", help="only these projects"),
+        click.option("--run", multiple=True, metavar="GLOB", help="only these run ids"),
+        click.option("--workers", type=int, help="steps of one sink that run at once"),
+        click.option("--on-rewind", help="new-run, keep-first or mark"),
+        click.option("--dry-run", is_flag=True, help="say what would go where, and do nothing"),
+        click.option("--json", "as_json", is_flag=True, help="one JSON object a line"),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group(context_settings={"auto_envvar_prefix": "GAPLESS", "help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="gapless")
+def main() -> None:
+    """Training metrics from a spool to the trackers, every row once.
+
+    Example: gapless watch /shared/spool --to tensorboard:runs
+    """
+
+
+@main.command()
+@click.argument("root", type=_PATH)
+@_upload_options
+@click.option("--exit-when-done", is_flag=True, help="end when every run has ended and is uploaded")
+@click.option("--no-events", is_flag=True, help="do not ask for file events; scan only")
+def watch(root: Path, exit_when_done: bool, no_events: bool, dry_run: bool, as_json: bool, **flags: Any) -> None:
+    """Follow every run under ROOT until stopped.
+
+    Example: gapless watch /shared/spool --to wandb --to tensorboard:runs
+    """
+    config = _config(flags)
+    if dry_run:
+        _say_plan([root], config)
+        return
+    table = LiveTable.on(sys.stderr) if not as_json else None
+    listener: Listener = table or LineListener(sys.stdout if as_json else sys.stderr, as_json)
+    uploader = _uploader([root], config, listener)
+    until = _all_over if exit_when_done else _never
+    with table or _Nothing():
+        run_watch(uploader, listener, until, table.refresh if table else _ignore, use_events=not no_events)
+    sys.exit(1 if uploader.failed or (exit_when_done and uploader.spool.problems) else 0)
+
+
+@main.command()
+@click.argument("paths", type=_PATH, nargs=-1, required=True, metavar="PATH...")
+@_upload_options
+def replay(paths: tuple[Path, ...], dry_run: bool, as_json: bool, **flags: Any) -> None:
+    """Upload what is there now, then exit. PATH is a root, project, run or segment.
+
+    Example: gapless replay ./gapless --to tensorboard:runs
+    """
+    config = _config(flags)
+    if dry_run:
+        _say_plan(list(paths), config)
+        return
+    lines = LineListener(sys.stdout if as_json else sys.stderr, as_json, quiet=not as_json)
+    uploader = _uploader(list(paths), config, lines)
+    with ReplayProgress(uploader, sys.stderr, plain=as_json) as progress:
+        stopped = run_watch(uploader, lines, progress.is_done, progress.refresh, use_events=False)
+    left = progress.left
+    if not as_json:
+        click.echo(progress.summary())
+    for (project, run), sink in left:
+        click.echo(f"{project}/{run} -> {sink}: {uploader.failed.get(((project, run), sink), 'not done')}", err=True)
+    sys.exit(1 if left or stopped or uploader.spool.problems or uploader.found_damage else 0)
+
+
+@main.command()
+@click.argument("root", type=_PATH)
+@click.option("--state", type=click.Path(path_type=Path), help="the uploader's own progress")
+@click.option("--config", type=click.Path(path_type=Path), help="a gapless.toml; default: the one here")
+@click.option("--json", "as_json", is_flag=True, help="as JSON")
+def status(root: Path, as_json: bool, **flags: Any) -> None:
+    """Runs x sinks: state, last step, rows, what was refused and why, what is left.
+
+    Example: gapless status /shared/spool
+    """
+    config = _config(flags)
+    found = read_status([root], config.state, config.crashed_after_s)
+    if as_json:
+        click.echo(orjson.dumps(found.to_json(), option=orjson.OPT_INDENT_2).decode())
+    else:
+        Console().print(status_table(found))
+    sys.exit(1 if found.damaged else 0)
+
+
+@main.command()
+@click.argument("path", type=_PATH)
+@click.argument("keys", nargs=-1)
+@click.option("--run", "name", help="the run's id, when PATH holds several; default: the newest")
+@click.option("--follow", is_flag=True, help="show it again every 2 s")
+@click.option("--json", "as_json", is_flag=True, help="the last values as JSON")
+def show(path: Path, keys: tuple[str, ...], name: str | None, follow: bool, as_json: bool) -> None:
+    """A run's metrics in the terminal, with sparklines.
+
+    Example: gapless show ./gapless train/loss
+    """
+    console = Console()
+    while True:
+        spool = Spool([path])
+        spool.scan(time.monotonic())
+        run = find_run(spool.runs, name)
+        if run is None:
+            raise click.ClickException(f"no run {name or ''} under {path}; see: gapless status {path}")
+        merged = merged_run(run)
+        if as_json:
+            last = {key: points[-1] for key, points in merged.series().items() if not keys or key in keys}
+            click.echo(orjson.dumps(last).decode())
+        else:
+            console.print(metrics_table(merged, keys))
+        if not follow:
+            return
+        time.sleep(2.0)
+
+
+@main.command()
+@click.option("--dir", "folder", type=click.Path(path_type=Path), default=Path("demo"), help="where it writes")
+@click.option("--steps", type=int, default=300, help="training steps")
+def demo(folder: Path, steps: int) -> None:
+    """Two training ranks on this machine, their spool, a live upload to TensorBoard files. No account, no network.
+
+    Example: gapless demo
+    """
+    from gapless_uploader.demo import run_demo
+
+    sys.exit(run_demo(folder, steps))
+
+
+def _config(flags: dict[str, Any]) -> UploaderConfig:
+    flags = dict(flags)
+    path = flags.pop("config", None)
+    try:
+        return load_config(path, **flags)
+    except Misconfigured as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _uploader(paths: list[Path], config: UploaderConfig, listener: Listener) -> Uploader:
+    try:
+        sinks = config.make_sinks()
+    except Misconfigured as error:
+        raise click.UsageError(str(error)) from None
+    uploader = Uploader(paths, sinks, config.state, config.options(), listener)
+    try:
+        uploader.start()
+    except Held as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(f"state {config.state}: {error.strerror}; choose another with --state") from None
+    return uploader
+
+
+def _say_plan(paths: list[Path], config: UploaderConfig) -> None:
+    found = read_status(paths, config.state, config.crashed_after_s)
+    for run in found.runs:
+        for spec in config.to:
+            held = next((s for s in run.sinks if s.sink == spec), None)
+            left = held.behind_bytes if held else run.size
+            click.echo(f"{run.project}/{run.run} ({run.state}, {run.records} records) -> {spec}: {left} bytes")
+    for problem in found.problems:
+        click.echo(problem, err=True)
+
+
+def _all_over(uploader: Uploader, now: float) -> bool:
+    del now
+    return uploader.is_over()
+
+
+def _never(uploader: Uploader, now: float) -> bool:
+    del uploader, now
+    return False
+
+
+def _ignore(now: float) -> None:
+    del now
+
+
+class _Nothing:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *args: object) -> None:
+        return None
