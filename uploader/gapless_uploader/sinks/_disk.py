@@ -1,4 +1,4 @@
-"""Files that a sink writes: a disk's errors as the uploader understands them, and a replacement that survives a crash."""
+"""Files that a sink writes: a disk's errors as the uploader understands them, and replacing that survives a crash."""
 
 from __future__ import annotations
 
