@@ -7,6 +7,7 @@ router answer unless the fault came first, and sends the answer or what the faul
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
 import struct
@@ -69,7 +70,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Call:
-    """A request as the log keeps it. `status` is None where no answer went out; bulk bodies are not kept."""
+    """A request as the log keeps it. `status` is None where no answer goes out; bulk bodies are not kept."""
 
     endpoint: str
     method: str
@@ -189,9 +190,10 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             request.half = fault is not None and fault.when == "half"
             answer = self.owner.answer(request)
-        status = self._send(answer, fault)
         if not request.path.startswith("/_debug/"):
-            self.owner.log(request, status, fault)
+            # Before the answer goes out, so that a client that has it finds its call in the log.
+            self.owner.log(request, _status_seen(answer, fault), fault)
+        self._send(answer, fault)
 
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = handle_method  # noqa: N815
 
@@ -206,30 +208,35 @@ class _Handler(BaseHTTPRequestHandler):
             pass
         return b"".join(chunks)
 
-    def _send(self, answer: Answer, fault: Fault | None) -> int | None:
-        """Sends the answer, or what the fault makes of it; the status that went out, None for none."""
-        if fault is None:
-            return self._write(answer)
-        if fault.kind == "status":
-            headers = {"Retry-After": fault.retry_after} if fault.retry_after is not None else {}
-            error = {"code": f"FAULT_{fault.status}", "message": "armed"}
-            return self._write(Answer(error, fault.status, headers=headers))
-        if fault.kind == "html":
-            return self._write(Answer(body=PORTAL, content_type="text/html"))
-        if fault.kind == "truncated":
-            return self._write(Answer(body=answer.payload()[:-1] or b"{"))
-        if fault.kind == "drip":
-            return self._write(answer, drip_s=0.05 if fault.seconds is None else fault.seconds)
-        self.close_connection = True
-        if fault.kind == "cut":
-            return self._write(answer, promise_more=16)
-        if fault.kind == "hang":
-            self._hang(fault)
-        else:
-            # With a linger of zero the close, which comes when the handler ends, is a reset.
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
-        return None
+    def _send(self, answer: Answer, fault: Fault | None) -> None:
+        """Sends the answer, or what the fault makes of it."""
+        match fault.kind if fault else None:
+            case None:
+                self._write(answer)
+            case "status":
+                assert fault is not None
+                error = {"code": f"FAULT_{fault.status}", "message": "armed"}
+                headers = {"Retry-After": fault.retry_after} if fault.retry_after is not None else {}
+                self._write(Answer(error, fault.status, headers=headers))
+            case "html":
+                self._write(Answer(body=PORTAL, content_type="text/html"))
+            case "truncated":
+                self._write(Answer(body=answer.payload()[:-1] or b"{"))
+            case "drip":
+                assert fault is not None
+                self._write(answer, drip_s=0.05 if fault.seconds is None else fault.seconds)
+            case "cut":
+                self._write(answer, promise_more=16)
+                self.close_connection = True
+            case "hang":
+                assert fault is not None
+                self._hang(fault)
+                self.close_connection = True
+            case "reset":
+                # With a linger of zero the close, which comes when the handler ends, is a reset.
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.close()
+                self.close_connection = True
 
     def _hang(self, fault: Fault) -> None:
         end = None if fault.seconds is None else time.monotonic() + fault.seconds
@@ -237,21 +244,28 @@ class _Handler(BaseHTTPRequestHandler):
             if fault.released.wait(0.05):
                 return
 
-    def _write(self, answer: Answer, *, promise_more: int = 0, drip_s: float | None = None) -> int:
+    def _write(self, answer: Answer, *, promise_more: int = 0, drip_s: float | None = None) -> None:
         payload = answer.payload()
-        self.send_response_only(answer.status)
-        self.send_header("Content-Type", answer.content_type)
-        self.send_header("Content-Length", str(len(payload) + promise_more))
-        for name, value in answer.headers.items():
-            self.send_header(name, value)
-        head = b"".join(self._headers_buffer) + b"\r\n"  # type: ignore[attr-defined]
-        self._headers_buffer = []
+        headers = {
+            "Content-Type": answer.content_type,
+            "Content-Length": str(len(payload) + promise_more),
+            **answer.headers,
+        }
+        lines = [f"HTTP/1.1 {answer.status} {http.client.responses.get(answer.status, 'Unknown')}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        head = "\r\n".join([*lines, "", ""]).encode("latin-1")
         if drip_s is None:
             # One write: a head and a body in two packets cost 40 ms where the other side delays its ACK.
             self.wfile.write(head + payload)
-            return answer.status
+            return
         for byte in head + payload:
             self.wfile.write(bytes([byte]))
             if self.owner.stopping.wait(drip_s):
-                break
+                return
+
+
+def _status_seen(answer: Answer, fault: Fault | None) -> int | None:
+    """The status that the client will see; None if it gets no answer."""
+    if fault is None or fault.kind in ("drip", "cut"):
         return answer.status
+    return {"status": fault.status, "html": 200, "truncated": 200}.get(fault.kind)

@@ -159,7 +159,7 @@ def _check_time(item: dict[str, Any]) -> str | None:
 
 def _check_scalar(item: dict[str, Any]) -> str | None:
     data = item.get("data")
-    number = type(data) in (int, float) and math.isfinite(data)
+    number = isinstance(data, int | float) and not isinstance(data, bool) and math.isfinite(data)
     if not number and data != "nan":
         return f"data {data!r}"
     return _check_key_and_step(item)
