@@ -192,6 +192,22 @@ def test_the_api_reads_back_all_that_was_logged(trained: Any) -> None:
     assert got["missing"] is False
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "kind"), [("scalar.export", "status"), ("scalar.export", "html"), ("object.get", "cut")]
+)
+def test_a_failed_api_read_looks_like_an_empty_run(trained: Any, endpoint: str, kind: str) -> None:
+    """`swanlab.Api` reports no error and no points, so it cannot tell what is missing from what it failed to read."""
+    server, client, _ = trained
+    server.arm(endpoint, kind, status=403, when="after")
+    read = """
+    run = swanlab.Api().run(f"{user}/proj/run-1")
+    result = [run.metrics(keys=["loss"], all=True)["list"][0]["metrics"], run.wrapper().ok]
+    """
+
+    assert client.script(read, user=server.username) == [[], True]
+    assert len(client.script(read, user=server.username)[0]) == 5
+
+
 def test_resuming_by_id_goes_on_after_the_high_water_mark(server: SwanLabServer, client: RealClient) -> None:
     """A second session of the same id adds the steps that are new, and sends none twice."""
     train(client, "run-1", (0, 5))

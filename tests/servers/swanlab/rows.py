@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,8 +160,9 @@ def _check_time(item: dict[str, Any]) -> str | None:
 
 def _check_scalar(item: dict[str, Any]) -> str | None:
     data = item.get("data")
-    number = isinstance(data, int | float) and not isinstance(data, bool) and math.isfinite(data)
-    if not number and data != "nan":
+    number = isinstance(data, int | float) and not isinstance(data, bool)
+    # A comparison, since isfinite raises for an integer beyond a double.
+    if not (abs(data) <= sys.float_info.max if number else data == "nan"):
         return f"data {data!r}"
     return _check_key_and_step(item)
 
