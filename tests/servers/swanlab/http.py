@@ -11,9 +11,11 @@ import http.client
 import json
 import socket
 import struct
+import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -91,6 +93,7 @@ class Transport:
     ) -> None:
         self.route, self.answer, self.faults = route, answer, faults
         self.calls: list[Call] = []
+        self.bugs: list[str] = []
         self.stopping = threading.Event()
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -103,6 +106,7 @@ class Transport:
             owner = transport
 
         self._server = _Server(("127.0.0.1", port), Handler)
+        self._server.owner = self
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, name="swanlab-server", daemon=True
@@ -115,13 +119,18 @@ class Transport:
         self.faults.clear()
         self._close()
 
-    def refuse(self) -> None:
-        """From now on connections are refused, and those that were open are broken; `accept` ends it."""
+    @contextlib.contextmanager
+    def refused(self) -> Iterator[None]:
+        """Inside the block connections are refused, and those that were open are broken; the port stays ours."""
         self._close()
-
-    def accept(self) -> None:
-        """Listens again on the same port."""
-        self._open(self.port)
+        with socket.socket() as holder:
+            # Bound and not listening: connections are refused, and nobody else is given the port.
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind(("127.0.0.1", self.port))
+            try:
+                yield
+            finally:
+                self._open(self.port)
 
     def _close(self) -> None:
         self._server.shutdown()
@@ -151,9 +160,12 @@ class _Server(ThreadingHTTPServer):
     # Threads of broken connections end by themselves; nobody waits for them.
     block_on_close = False
     request_queue_size = 128
+    owner: Transport
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no event here; a bug of ours shows as its unanswered request."""
+        """A client that went away is no event here; anything else is a bug of ours, and kept as one."""
+        if not isinstance(sys.exception(), OSError):
+            self.owner.bugs.append(traceback.format_exc())
 
 
 class _Handler(BaseHTTPRequestHandler):

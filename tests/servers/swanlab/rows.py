@@ -8,7 +8,6 @@ counts twice, and de-duplicated, where the first one stands.
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections import Counter
@@ -160,9 +159,12 @@ def _check_time(item: dict[str, Any]) -> str | None:
 
 def _check_scalar(item: dict[str, Any]) -> str | None:
     data = item.get("data")
-    number = isinstance(data, int | float) and not isinstance(data, bool)
-    # A comparison, since isfinite raises for an integer beyond a double.
-    if not (abs(data) <= sys.float_info.max if number else data == "nan"):
+    if isinstance(data, int | float) and not isinstance(data, bool):
+        # A comparison, since math.isfinite raises for an integer beyond a double.
+        sound = abs(data) <= sys.float_info.max
+    else:
+        sound = data == "nan"
+    if not sound:
         return f"data {data!r}"
     return _check_key_and_step(item)
 

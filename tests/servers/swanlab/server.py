@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tests.servers.swanlab import debug, reads, routes, storage, writes
+from tests.servers.swanlab import debug, listings, reads, routes, storage, writes
 from tests.servers.swanlab.faults import Fault, Faults
 from tests.servers.swanlab.http import Answer, BadRequest, Call, Request, Transport
 from tests.servers.swanlab.model import Experiment, Project
@@ -18,7 +18,7 @@ from tests.servers.swanlab.state import Refused, State
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HANDLERS = writes.HANDLERS | reads.HANDLERS | storage.HANDLERS
+HANDLERS = writes.HANDLERS | listings.HANDLERS | reads.HANDLERS | storage.HANDLERS
 API_KEY = "loopback-key-000000000"
 USERNAME = "tester"
 
@@ -36,7 +36,6 @@ class SwanLabServer:
         self.state = State(self.settings)
         self.faults = Faults()
         self.user = self.state.add_user(USERNAME, API_KEY, "Loopback Tester")
-        self.bugs: list[str] = []
         self.transport = Transport(self._route, self._answer, self.faults, port)
         self.state.url = self.url = f"http://127.0.0.1:{self.transport.port}"
 
@@ -64,7 +63,10 @@ class SwanLabServer:
 
     @property
     def experiments(self) -> dict[str, Experiment]:
-        """By slug, the client's run id, of every project; a run that fell silent is closed first."""
+        """By slug, the client's run id, of every project; a run that fell silent is closed first.
+
+        Where two projects have runs of one id, look at `projects[NAME].experiments`.
+        """
         now = self.state.clock.now()
         found = {}
         with self.state.lock:
@@ -72,6 +74,11 @@ class SwanLabServer:
                 experiment.close_if_silent(now, self.settings.silence_s)
                 found[experiment.slug] = experiment
         return found
+
+    @property
+    def bugs(self) -> list[str]:
+        """Tracebacks of requests on which the server itself broke; leaving the `with` block raises for them."""
+        return self.transport.bugs
 
     @property
     def calls(self) -> list[Call]:
@@ -98,11 +105,8 @@ class SwanLabServer:
     @contextmanager
     def refused(self) -> Iterator[None]:
         """Inside the block connections are refused, as when the server is down; its state stays."""
-        self.transport.refuse()
-        try:
+        with self.transport.refused():
             yield
-        finally:
-            self.transport.accept()
 
     def _route(self, request: Request) -> None:
         request.endpoint, request.params = routes.find(request.method, request.path)
