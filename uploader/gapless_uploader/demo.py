@@ -25,7 +25,7 @@ _PATIENCE_S = 240.0
 def run_demo(folder: Path, steps: int) -> int:
     """Train, spool, follow, show; the exit status. Everything it writes is under `folder`."""
     console = Console()
-    for module, extra in (("torch", "torch"), ("tensorboard", "tensorboard")):
+    for module in ("torch", "tensorboard"):
         if find_spec(module) is None:
             console.print(f"the demo needs {module}: pip install 'gapless[demo]'")
             return 2

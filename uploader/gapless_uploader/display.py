@@ -147,10 +147,12 @@ class ReplayProgress:
         self._next = now + 0.25
         total, done = self._uploader.bytes_total_and_done()
         rows = self._uploader.rows
-        fields = {"mb": done / 1e6, "rows": rows, "rate": rows / max(1e-9, now - self._began)}
+        rate = rows / max(1e-9, now - self._began)
         if self._task is None:
-            self._task = self._progress.add_task("replay", total=total, **fields)
-        self._progress.update(self._task, total=total, completed=done, refresh=True, **fields)
+            self._task = self._progress.add_task("replay", total=total, mb=0.0, rows=0, rate=0.0)
+        self._progress.update(
+            self._task, total=total, completed=done, refresh=True, mb=done / 1e6, rows=rows, rate=rate
+        )
 
     def summary(self) -> str:
         """One line for the end."""

@@ -165,10 +165,8 @@ def _overlaps(run: SpoolRun) -> list[str]:
         found.sort(key=lambda span: span[0])
         for (_, end, one), (start, _, other) in pairwise(found):
             if end > start + 1.0:
-                notes.append(
-                    f"attempts {one.attempt} ({one.host} pid {one.pid}) and"
-                    f" {other.attempt} ({other.host} pid {other.pid}) of writer {writer!r} overlapped by {end - start:.0f} s"
-                )
+                first, second = (f"{h.attempt} ({h.host} pid {h.pid})" for h in (one, other))
+                notes.append(f"attempts {first} and {second} of writer {writer!r} overlapped by {end - start:.0f} s")
     return notes
 
 

@@ -26,6 +26,7 @@ from gapless_uploader.events import Event
 from gapless_uploader.lease import Lease, is_alive
 from gapless_uploader.operations import Amend, Row
 from gapless_uploader.pipeline import Files, Outcome, Pipeline, PipelineOptions
+from gapless_uploader.reader import RunReader
 from gapless_uploader.sink import Sink
 from gapless_uploader.spool import RunKey, Spool, SpoolRun
 from gapless_uploader.state import State

@@ -1,7 +1,7 @@
 """The loop around the turns: wake-ups by file events, a clean stop by a signal.
 
-Events are hints: each marks a folder to be looked at first, and wakes the loop. The scan alone finds everything, so disks
-where no event ever comes (NFS, Lustre, GPFS, FUSE) only wait for the next scan.
+Events are hints: each marks a folder to be looked at first, and wakes the loop. The scan alone finds everything, so
+disks where no event ever comes (NFS, Lustre, GPFS, FUSE) only wait for the next scan.
 """
 
 from __future__ import annotations
