@@ -5,8 +5,9 @@ It models what the client's protocol needs: runs with lines by offset, media and
 here; where it matters, it is a switch (`replaces_equal_steps`, `upsert_revives`, `can_rewind`, `lag`).
 """
 
-from tests.servers.wandb_server.backend import DEFAULT_KEY, Request
+from tests.servers.wandb_server.backend import DEFAULT_KEY
 from tests.servers.wandb_server.faults import Fault
+from tests.servers.wandb_server.messages import Request
 from tests.servers.wandb_server.process import ServerProcess
 from tests.servers.wandb_server.server import WandbServer
 from tests.servers.wandb_server.state import CRASHED_AFTER_S, Lag, Run, Staleness

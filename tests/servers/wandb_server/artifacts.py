@@ -69,6 +69,17 @@ class Artifacts:
         found = [a for a in same if a.name == name and a.state == "COMMITTED"]
         return sorted(found, key=lambda a: a.version or 0)
 
+    def named(self, entity: str, project: str, full_name: str) -> Artifact | None:
+        """The committed version that `collection:alias`, `collection:vN` or a bare collection (its newest) names."""
+        name, _, which = full_name.partition(":")
+        for artifact in reversed(self.by_id.values()):
+            run = artifact.run
+            if (run.entity, run.project, artifact.name, artifact.state) != (entity, project, name, "COMMITTED"):
+                continue
+            if not which or which == f"v{artifact.version}" or which in artifact.aliases:
+                return artifact
+        return None
+
     def create(self, run: Run, given: dict[str, Any], now: float) -> Artifact:
         """`createArtifact`: the version with this digest where one is there and may be shared, else a new one."""
         if given.get("enableDigestDeduplication"):

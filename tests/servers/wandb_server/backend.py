@@ -13,56 +13,19 @@ import json
 import re
 import threading
 import urllib.parse
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.servers.wandb_server.artifacts import Artifact, Artifacts
 from tests.servers.wandb_server.graphql import Document, GraphQLError, execute
-from tests.servers.wandb_server.schema import Missing, Schema
+from tests.servers.wandb_server.journal import Journal
+from tests.servers.wandb_server.messages import Request, Response, json_response
+from tests.servers.wandb_server.schema import Schema
 from tests.servers.wandb_server.state import Lag, Run
+from tests.servers.wandb_server.views import Missing
 
 DEFAULT_KEY = "0123456789abcdef0123456789abcdef01234567"
 _STREAM = re.compile(r"/files/([^/]+)/([^/]+)/([^/]+)/file_stream")
-_CHANGES = ("UpsertBucket", "DeleteRun", "RewindRun", "UpdateRunState")
-
-
-@dataclass
-class Request:
-    """One request as it came, and what became of it."""
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes
-    num_bytes: int
-    time: float
-    names: list[str] = field(default_factory=list)
-    """The endpoint's names, the most telling one first."""
-    operation: str = ""
-    document: Document | None = None
-    variables: dict[str, Any] = field(default_factory=dict)
-    entity: str | None = None
-    project: str | None = None
-    run_id: str | None = None
-    status: int | None = None
-    """What was answered; None where no whole answer was sent."""
-    fault: str | None = None
-    """The kind of the fault that hit it."""
-    took_effect: bool = False
-    post: dict[str, Any] | None = None
-    """The parsed body of a file_stream request, until it is answered."""
-
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
-@dataclass
-class Response:
-    status: int
-    body: bytes
-    content_type: str = "application/json"
-    headers: dict[str, str] = field(default_factory=dict)
 
 
 class Backend:
@@ -81,7 +44,8 @@ class Backend:
         """What `serverInfo.features` says; the client takes an absent one as off."""
         self.can_rewind = True
         self.upsert_revives = True
-        """Whether an upsert by name makes an ended run read as running, as a heartbeat does."""
+        """Whether an upsert that names its run, as a client's does, makes an ended run read as running, as a heartbeat
+        does. `wandb.Api` gives the id alone, and changes no state."""
         self.replaces_equal_steps = True
         """Whether of two lines with one `_step` queries show the later one only."""
         self.unanswered: set[str] = set()
@@ -89,10 +53,9 @@ class Backend:
         self.keeps_bodies = False
         """Whether `requests` keeps the bodies; off, since benchmarks post gigabytes."""
         self._projects: dict[tuple[str, str], int] = {}
-        self._journal = None
+        self._journal: Journal | None = None
         if state_file is not None:
-            self._replay(Path(state_file))
-            self._journal = open(state_file, "ab", buffering=0)
+            self._begin_from(Journal(Path(state_file)))
 
     def close(self) -> None:
         if self._journal is not None:
@@ -136,18 +99,16 @@ class Backend:
     def answer(self, request: Request, base_url: str, keep: int | None = None) -> Response:
         """Let the request take effect and answer it; with `keep` only that many of its history lines."""
         if not self._let_in(request):
-            return _json(401, {"errors": [{"message": "user is not logged in", "path": ["viewer"]}]})
+            return json_response(401, {"errors": [{"message": "user is not logged in", "path": ["viewer"]}]})
         with self.lock:
             try:
                 response = self._apply(request, base_url, keep)
             except Missing as error:
-                return _json(error.status, {"error": str(error), "errors": [{"message": str(error)}]})
+                return json_response(error.status, {"error": str(error), "errors": [{"message": str(error)}]})
             except GraphQLError as error:
-                return _json(200, {"data": None, "errors": [{"message": str(error)}]})
+                return json_response(200, {"data": None, "errors": [{"message": str(error)}]})
             if request.took_effect and self._journal is not None:
-                head = {"method": request.method, "path": request.path, "time": request.time, "keep": keep}
-                head["length"] = len(request.body)
-                self._journal.write(json.dumps(head).encode() + b"\n" + request.body + b"\n")
+                self._journal.append(request, keep)
         if not self.keeps_bodies:
             request.body, request.post, request.document = b"", None, None
         return response
@@ -161,17 +122,17 @@ class Backend:
             request.took_effect = request.document.kind == "mutation"
             if request.operation == "UpsertBucket" and request.run_id is None:
                 self._name_run(request)
-            return _json(200, {"data": data})
+            return json_response(200, {"data": data})
         if request.post is not None:
             run = self.find(request.entity, request.project, request.run_id or "")
             if run is None:
                 raise Missing(404, f"run {request.entity}/{request.project}/{request.run_id} not found")
             run.stream(request.post, request.time, keep)
             request.took_effect = True
-            return _json(200, {"exitcode": None, "limits": {}, "stopped": False})
+            return json_response(200, {"exitcode": None, "limits": {}, "stopped": False})
         if path.startswith("/storage/"):
             return self._storage(request, path.removeprefix("/storage/"))
-        return _json(404, {"error": f"no such path: {request.path}"})
+        return json_response(404, {"error": f"no such path: {request.path}"})
 
     def _storage(self, request: Request, path: str) -> Response:
         kind, _, rest = path.partition("/")
@@ -187,7 +148,7 @@ class Backend:
             found = run.files.get(name)
         elif request.method == "PUT":
             if not self.artifacts.put(rest, request.body):
-                return _json(400, {"error": "the content is not what was declared"})
+                return json_response(400, {"error": "the content is not what was declared"})
             request.took_effect = True
             return Response(200, b"", "text/plain")
         else:
@@ -227,7 +188,7 @@ class Backend:
             found = self.run_by_storage_id(given["id"])
             if found is None:
                 raise Missing(404, "run not found")
-            found.upsert(given, now, revives=False)
+            found.upsert(given, now, revives=self.upsert_revives and bool(given.get("name")))
             return found, False
         if not given.get("name"):
             raise GraphQLError("a run needs a name")
@@ -259,6 +220,13 @@ class Backend:
 
     # --- inside
 
+    def _begin_from(self, journal: Journal) -> None:
+        keys, self.valid_keys = self.valid_keys, None  # they were let in when they came
+        for request, keep in journal.read():
+            self.receive(request)
+            self.answer(request, "", keep)
+        self.valid_keys, self._journal = keys, journal
+
     def _let_in(self, request: Request) -> bool:
         if self.valid_keys is None or "storage" in request.names:
             return True  # an upload URL is signed; the key is no part of it
@@ -288,24 +256,6 @@ class Backend:
         key = (request.entity or self.default_entity, request.project or "uncategorized", request.run_id)
         return self.runs.get(key)
 
-    def _replay(self, path: Path) -> None:
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            while head_line := file.readline():
-                head = json.loads(head_line)
-                body = file.read(head["length"] + 1)
-                if len(body) <= head["length"]:
-                    break  # a kill within the write: the request was never answered
-                body = body[:-1]
-                request = Request(head["method"], head["path"], {}, body, len(body), head["time"])
-                self.receive(request)
-                valid, self.valid_keys = self.valid_keys, None
-                try:
-                    self.answer(request, "", head["keep"])
-                finally:
-                    self.valid_keys = valid
-
 
 @functools.lru_cache(maxsize=256)
 def _document(text: str) -> Document:
@@ -323,7 +273,3 @@ def _checked_post(post: Any) -> dict[str, Any]:
         if name == "wandb-summary.json":
             json.loads(content[-1])
     return post
-
-
-def _json(status: int, value: Any) -> Response:
-    return Response(status, json.dumps(value).encode())

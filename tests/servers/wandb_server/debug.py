@@ -7,8 +7,8 @@ import resource
 import time
 from typing import TYPE_CHECKING, Any
 
-from tests.servers.wandb_server.backend import Request, Response
 from tests.servers.wandb_server.faults import Fault
+from tests.servers.wandb_server.messages import Request, Response, json_response
 from tests.servers.wandb_server.state import Run, Staleness
 
 if TYPE_CHECKING:
@@ -21,29 +21,31 @@ def answer_debug(app: WandbServer, request: Request) -> Response:
     given = json.loads(request.body) if request.body else {}
     with app.backend.lock:
         if name == "stats":
-            return _json(_stats(app))
+            return json_response(200, _stats(app))
         if name == "state":
-            return _json(_state(app))
+            return json_response(200, _state(app))
         if name == "run":
             run = app.backend.runs.get((given["entity"], given["project"], given["run"]))
-            return _json(None if run is None else run_as_dict(run, app.clock()))
+            return json_response(200, None if run is None else run_as_dict(run, app.clock()))
         if name == "lag":
             for kind, staleness in given.items():
                 setattr(app.lag, kind, Staleness(**staleness))
-            return _json({})
+            return json_response(200, {})
         if name == "set":
             for attribute, value in given.items():
                 if attribute == "valid_keys":
                     value = None if value is None else set(value)
                 getattr(app.backend, attribute)
                 setattr(app.backend, attribute, value)
-            return _json({})
+            return json_response(200, {})
     if name == "arm":
         app.faults.arm(Fault(**given))
-        return _json({})
+        return json_response(200, {})
+    if name == "faults":
+        return json_response(200, app.faults.hits())
     if name == "disarm":
         app.faults.disarm()
-        return _json({})
+        return json_response(200, {})
     return Response(404, b"no such debug path", "text/plain")
 
 
@@ -93,7 +95,3 @@ def _stats(app: WandbServer) -> dict[str, Any]:
         "num_requests": len(app.requests),
         "num_lines": sum(len(run.lines) for run in app.backend.runs.values()),
     }
-
-
-def _json(value: Any) -> Response:
-    return Response(200, json.dumps(value).encode())

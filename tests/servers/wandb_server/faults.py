@@ -55,8 +55,8 @@ class Fault:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind is {self.kind!r}, not one of {', '.join(KINDS)}")
-        if self.kind == "half" and self.when == "after":
-            raise ValueError("a half-stored batch has no whole effect to come after")
+        if self.kind == "half" and (self.endpoint != "file_stream" or self.when == "after"):
+            raise ValueError("half a batch is stored at file_stream alone, and has no whole effect to come after")
         if self.kind in ("drip", "truncated", "cut"):
             self.when = "after"  # they are ways to lose a true answer, so there has to be one
 
@@ -94,6 +94,11 @@ class Faults:
             for fault in self._all:
                 fault.release()
             self._all.clear()
+
+    def hits(self) -> list[dict[str, Any]]:
+        """Endpoint, kind and hits of every fault armed since the last `disarm`, in the order of arming."""
+        with self._lock:
+            return [{"endpoint": f.endpoint, "kind": f.kind, "hits": f.hits} for f in self._all]
 
     def take(self, request: Any) -> Fault | None:
         """The fault that this request is hit by, counted; None for most."""

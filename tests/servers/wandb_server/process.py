@@ -53,7 +53,7 @@ class ServerProcess:
                 process.stdout.close()
 
     def debug(self, name: str, given: Any = None) -> Any:
-        """Ask or tell a debug path: `stats`, `state`, `run`, `arm`, `disarm`, `lag`, `set`."""
+        """Ask or tell a debug path: `stats`, `state`, `run`, `arm`, `disarm`, `faults`, `lag`, `set`."""
         request = urllib.request.Request(f"{self.url}/_debug/{name}", data=json.dumps(given or {}).encode())
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.loads(answer.read())

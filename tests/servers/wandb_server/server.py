@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import struct
 import threading
@@ -12,8 +11,9 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.servers.wandb_server.backend import Backend, Request, Response
+from tests.servers.wandb_server.backend import Backend
 from tests.servers.wandb_server.faults import Fault, Faults, Kind
+from tests.servers.wandb_server.messages import Request, Response, json_response
 from tests.servers.wandb_server.state import Lag, Run
 
 HTML = "<!doctype html><html><head><title>Sign in</title></head><body>Accept the terms of use.</body></html>"
@@ -147,9 +147,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._handle()
 
-    do_POST = do_PUT = do_DELETE = do_HEAD = do_GET
+    do_POST = do_PUT = do_DELETE = do_HEAD = do_GET  # noqa: N815 (the names are http.server's)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, *args: Any) -> None:
         """Nothing: the request log is `WandbServer.requests`."""
 
     def _handle(self) -> None:
@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
                 app.backend.receive(request)
             except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
                 request.names = request.names or ["unreadable"]
-                self._finish(request, _error(400, f"unreadable request: {error}"))
+                self._finish(request, json_response(400, {"error": f"unreadable request: {error}"}))
                 return
             fault = app.faults.take(request)
             if fault is None:
@@ -223,8 +223,9 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.body is not None:
             return Response(fault.status, fault.body.encode(), headers=fault.headers)
         message = f"made to fail with {fault.status}"
-        body = json.dumps({"error": message, "errors": [{"message": message}]}).encode()
-        return Response(fault.status, body, headers=fault.headers)
+        response = json_response(fault.status, {"error": message, "errors": [{"message": message}]})
+        response.headers = fault.headers
+        return response
 
     def _cut(self, response: Response | None, *, reset: bool) -> None:
         self.close_connection = True
@@ -278,7 +279,3 @@ class _Handler(BaseHTTPRequestHandler):
         if len(body) < length:
             raise ConnectionError("the client went away within its request")
         return body
-
-
-def _error(status: int, message: str) -> Response:
-    return Response(status, json.dumps({"error": message, "errors": [{"message": message}]}).encode())

@@ -6,8 +6,8 @@ Lines are kept as the text that came and are parsed when somebody looks. Nothing
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,9 +97,8 @@ class Run:
         self.conflicts: list[tuple[int, str, str]] = []
         """History lines that were overwritten with other content: (line, before, after)."""
         self.replaces_equal_steps = True
-        self._version = 0
         self._snapshots: deque[Snapshot] = deque(maxlen=4096)
-        self._steps: tuple[int, int, list[tuple[int, int, str]]] | None = None
+        self._index = StepIndex()
         self.snapshot(now)
 
     @property
@@ -200,23 +199,17 @@ class Run:
             else:
                 kept.append(line)
         self.streams[HISTORY] = kept
+        self._index = StepIndex()
         self._alive()
-        self._version += 1
         self.snapshot(now)
 
-    def indexed(self, num_lines: int | None = None) -> list[tuple[int, int, str]]:
+    def indexed(self, num_lines: int | None = None) -> list[tuple[float, int, str]]:
         """(step, line, text) in step order over the first `num_lines` lines; a line without `_step` has its own."""
         count = len(self.lines) if num_lines is None else min(num_lines, len(self.lines))
-        if self._steps is None or self._steps[:2] != (self._version, count):
-            found = []
-            for i, text in enumerate(self.lines[:count]):
-                if text is not None:
-                    found.append((json.loads(text).get("_step", i), i, text))
-            if self.replaces_equal_steps:
-                found = list({step: (step, i, text) for step, i, text in found}.values())
-            found.sort(key=lambda entry: (entry[0], entry[1]))
-            self._steps = (self._version, count, found)
-        return self._steps[2]
+        if count < self._index.num_lines:
+            index = StepIndex()  # a lagging reader, rare enough to count from the start
+            return index.upto(self.lines, count, replace=self.replaces_equal_steps)
+        return self._index.upto(self.lines, count, replace=self.replaces_equal_steps)
 
     def seen(self, staleness: Staleness, now: float) -> Snapshot:
         """What a reader with that staleness is shown."""
@@ -244,12 +237,45 @@ class Run:
                     before = stream[offset + i]
                     if before == content[i]:
                         self.rewrites += 1
-                    elif before is not None:
-                        self.conflicts.append((offset + i, before, content[i]))
+                    else:
+                        self._index = StepIndex()
+                        if before is not None:
+                            self.conflicts.append((offset + i, before, content[i]))
         elif overlap < 0 and offset > len(stream):
             stream.extend([None] * (offset - len(stream)))
         stream[offset : offset + len(content)] = content
-        self._version += 1
+
+
+class StepIndex:
+    """The lines of a run in step order, made longer as lines are added. A changed line needs a new index."""
+
+    def __init__(self) -> None:
+        self.num_lines = 0
+        self._entries: dict[int, tuple[float, int, str]] = {}
+        self._sorted: list[tuple[float, int, str]] | None = None
+
+    def upto(self, lines: list[str | None], count: int, *, replace: bool) -> list[tuple[float, int, str]]:
+        """(step, line, text) of the first `count` lines; with `replace` the last line of each step."""
+        for i in range(self.num_lines, count):
+            text = lines[i]
+            if text is not None:
+                step = _step(text, i)
+                self._entries[step if replace else i] = (step, i, text)
+                self._sorted = None
+        self.num_lines = count
+        if self._sorted is None:
+            self._sorted = sorted(self._entries.values(), key=lambda entry: entry[:2])
+        return self._sorted
+
+
+_STEP = re.compile(r'"_step": ?(-?\d+)[,}]')
+
+
+def _step(text: str, default: int) -> Any:
+    """The row's `_step`. A flat row is not parsed for it: a hundred thousand rows are asked for often."""
+    if text.count("{") == 1 and len(found := _STEP.findall(text)) == 1:
+        return int(found[0])
+    return json.loads(text).get("_step", default)
 
 
 def sampled(rows: list[Any], samples: int) -> list[Any]:
@@ -260,6 +286,3 @@ def sampled(rows: list[Any], samples: int) -> list[Any]:
         return rows[-1:]
     last = len(rows) - 1
     return [rows[round(i * last / (samples - 1))] for i in range(samples)]
-
-
-Clock = Callable[[], float]
