@@ -50,6 +50,8 @@ class Fault:
     hits: int = 0
     hit: threading.Event = field(default_factory=threading.Event)
     """Set when a request is hit for the first time."""
+    played: threading.Event = field(default_factory=threading.Event)
+    """Set when a request was played with to its end, a late effect included."""
     released: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:

@@ -174,7 +174,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._finish(request, self._answer(request))
             else:
                 request.fault = fault.kind
-                self._play(fault, request)
+                try:
+                    self._play(fault, request)
+                finally:
+                    fault.played.set()
         finally:
             app.add_cpu(time.thread_time() - started)
 
@@ -244,11 +247,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         pause = (fault.seconds or 0.0) / max(len(response.body), 1)
         for i in range(len(response.body)):
-            if fault.released.wait(pause):
-                self.wfile.write(response.body[i:])
-                break
             self.wfile.write(response.body[i : i + 1])
             self.wfile.flush()
+            if fault.released.wait(pause):
+                self.wfile.write(response.body[i + 1 :])
+                break
         self.wfile.flush()
 
     def _send(self, response: Response) -> None:
