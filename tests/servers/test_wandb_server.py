@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -502,6 +503,30 @@ def test_a_server_that_is_killed_comes_back_with_what_it_answered(tmp_path: Path
     assert (half, len(after["lines"]), len(grown["lines"]), after["summary"]) == (500, 3, 4, {"x": 1})
     assert (same_url, bucket["id"]) == (url, storage_id)
     assert stats["process_cpu_s"] >= stats["request_cpu_s"] > 0
+
+
+def test_a_server_in_another_process_is_set_up_over_its_debug_paths() -> None:
+    """Lag, keys, switches and faults are those of the server in this process; an unknown switch is an error."""
+    with ServerProcess() as server:
+        client = Client(server.url)
+        server.debug("set", {"replaces_equal_steps": False})
+        client.upsert()
+        server.debug("lag", {"counts": {"requests": 1}})
+        client.rows(0, {"_step": 1}, {"_step": 1})
+        count = client.ask(STATUS)["model"]["bucket"]["historyLineCount"]
+        shown = client.ask(HISTORY, low=0, high=9)["project"]["run"]["history"]
+        server.arm("file_stream", "status", status=413, min_bytes=1000, count=None)
+        sizes = [client.rows(2, *steps(*range(n))).status_code for n in (2, 100)]
+        server.debug("disarm")
+        server.debug("set", {"valid_keys": []})
+        turned_away = client.upsert().status_code
+        state = server.debug("state")
+        with pytest.raises(urllib.error.HTTPError):
+            server.debug("set", {"no_such_switch": 1})
+        client.session.close()
+
+    assert (count, len(shown), sizes, turned_away) == (0, 2, [200, 413], 401)
+    assert state == {"runs": {"acme/p/r": {"state": "running", "num_lines": 4}}, "unanswered": []}
 
 
 def test_a_journal_that_ends_torn_is_read_up_to_there(tmp_path: Path) -> None:

@@ -33,10 +33,10 @@ def answer_debug(app: WandbServer, request: Request) -> Response:
             return json_response(200, {})
         if name == "set":
             for attribute, value in given.items():
-                if attribute == "valid_keys":
-                    value = None if value is None else set(value)
-                getattr(app.backend, attribute)
-                setattr(app.backend, attribute, value)
+                if not hasattr(app.backend, attribute):
+                    return json_response(400, {"error": f"no such switch: {attribute}"})
+                is_keys = attribute == "valid_keys" and value is not None
+                setattr(app.backend, attribute, set(value) if is_keys else value)
             return json_response(200, {})
     if name == "arm":
         app.faults.arm(Fault(**given))
