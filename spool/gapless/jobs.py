@@ -1,0 +1,56 @@
+"""The run id of a job, kept in the spool, so that a requeued or restarted job goes on with its run."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from gapless.segment import create_file, make_folders, open_file, open_folder, sync_folder
+from gapless_schemas import path_name
+
+JOBS = ".jobs"
+
+
+def job_run_id(project_folder: Path, job: str, fresh: str, unique: str) -> str:
+    """The run id kept under `job`, or `fresh` once it is kept there: racing processes all get one id.
+
+    `unique` names a temporary file of this process alone. Raises OSError.
+    """
+    folder = project_folder / JOBS
+    make_folders(folder, 2)
+    name = path_name(job)
+    with open_folder(folder) as at:
+        kept = _read(at, name)
+        if kept:
+            return kept
+        temporary = f".{unique}"
+        fd = create_file(temporary, at)
+        try:
+            try:
+                data = fresh.encode()
+                if os.write(fd, data) != len(data):
+                    raise OSError("the disk took a part of the id only")
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+            # A link, not a rename: it fails where another process was first, and its id is whole when it shows.
+            with suppress(FileExistsError):
+                os.link(temporary, name, src_dir_fd=at, dst_dir_fd=at)
+        finally:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=at)
+        kept = _read(at, name)
+    sync_folder(folder)
+    return kept or fresh
+
+
+def _read(at: int, name: str) -> str:
+    try:
+        fd = open_file(name, at)
+    except FileNotFoundError:
+        return ""
+    try:
+        return os.read(fd, 4096).decode("utf-8", "replace").strip()
+    finally:
+        os.close(fd)

@@ -1,0 +1,370 @@
+"""What a value means: any Python object as plain JSON values, with marks for what JSON cannot hold.
+
+Numbers stay numbers, exactly: bf16, fp8 and float32 are widened, never rounded. Only objects that nobody knows become
+text, with a `repr` mark. Nothing is imported: numpy, torch, OmegaConf and pydantic are known by what their objects
+offer, and no tensor or graph is held. Nothing raises for an odd value except `Refused`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from itertools import islice
+from math import isfinite, isnan
+from os import PathLike, fspath
+from typing import Any
+from uuid import UUID
+
+from gapless.redact import REDACTED, is_secret_name, scrub_text, scrub_value
+
+MAX_DEPTH = 100
+MAX_REPR_CHARS = 10_000
+MAX_CONFIG_ITEMS = 1_000
+"""An array in a config with more items is told by its shape."""
+_INT64 = 1 << 63
+
+Path = tuple[str | int, ...]
+
+
+class Refused(ValueError):
+    """A value that has no place in the spool; its text says why."""
+
+
+class Plain:
+    """Turns values into plain ones and gathers their marks.
+
+    `config` says where: a config's texts are redacted and its arrays told, a metric's large arrays are `Refused`.
+    """
+
+    def __init__(self, *, config: bool = False, clash: Callable[[str], None] | None = None) -> None:
+        self.config = config
+        self.marks: list[list[Any]] = []
+        self._clash = clash
+        self._open: set[int] = set()
+
+    def value(self, value: Any, path: Path) -> Any:
+        """`value` as None, bool, int, float, str, list or dict. Raises `Refused` for what cannot be kept here."""
+        kind = type(value)
+        if kind is str:
+            return self._text(value, path)
+        if kind is float:
+            return self._float(value, path)
+        if kind is bool or value is None:
+            return value
+        if kind is int:
+            return self._int(value, path)
+        return self._object(value, path)
+
+    def _object(self, value: Any, path: Path) -> Any:
+        if len(path) > MAX_DEPTH:
+            return self._repr("<nested too deeply>", path)
+        number = as_number(value)
+        if number is not None:
+            return self.value(number, path)
+        if isinstance(value, str):
+            return self._text(str.__str__(value), path)
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return self._repr(bytes(value).decode("utf-8", "backslashreplace"), path)
+        if isinstance(value, Decimal):
+            return self._repr(str(value), path)
+        if isinstance(value, (UUID, PathLike)):
+            return self._text(str(value) if isinstance(value, UUID) else _path_text(value), path)
+        if isinstance(value, datetime.timedelta):
+            return value.total_seconds()
+        if isinstance(value, (datetime.date, datetime.time)):
+            return value.isoformat()
+        if id(value) in self._open:
+            return self._repr("<refers to itself>", path)
+        self._open.add(id(value))
+        try:
+            return self._holder(value, path)
+        finally:
+            self._open.discard(id(value))
+
+    def _holder(self, value: Any, path: Path) -> Any:
+        array = _array(value)
+        if array is not None:
+            return self._array(value, array, path)
+        fields = as_mapping(value)
+        if fields is not None:
+            return self.mapping(fields, path)
+        if isinstance(value, (AbstractSet, types.MappingProxyType)):
+            return self._items(_ordered(value), path)
+        if isinstance(value, (Sequence, range)) or type(value).__name__ in (
+            "deque",
+            "ListConfig",
+            "dict_values",
+            "dict_keys",
+        ):
+            return self._items(_iterated(value), path)
+        return self._unknown(value, path)
+
+    def mapping(self, fields: Mapping[Any, Any], path: Path) -> dict[str, Any]:
+        """A mapping with text keys; values whose key is a credential's name are redacted in a config."""
+        plain: dict[str, Any] = {}
+        for key, item in _entries(fields):
+            name = key_text(key)
+            if name in plain and self._clash is not None:
+                self._clash("/".join(str(part) for part in (*path, name)))
+            try:
+                plain[name] = self.value(item, (*path, name))
+            except Refused as why:
+                plain[name] = self._repr(f"<refused: {why}>", (*path, name))
+        return plain
+
+    def _items(self, items: Iterable[Any], path: Path) -> list[Any]:
+        return [self.value(item, (*path, index)) for index, item in enumerate(items)]
+
+    def _array(self, value: Any, shape: tuple[int, ...], path: Path) -> Any:
+        size = 1
+        for length in shape:
+            size *= length
+        if size == 1:
+            with suppress(Exception):  # unreadable: told by its shape below
+                item = _detached(value).item()
+                if _array(item) is None:
+                    return self.value(item, path)
+        if self.config and size <= MAX_CONFIG_ITEMS:
+            with suppress(Exception):  # a tensor that cannot be read (meta, fake, sparse) is told by its shape below
+                return self.value(_detached(value).tolist(), path)
+        told = f"{type(value).__name__}(shape={tuple(shape)}, dtype={getattr(value, 'dtype', None)})"
+        if self.config:
+            return self._repr(told, path)
+        raise Refused(f"{told} is no single number")
+
+    def _text(self, text: str, path: Path) -> str:
+        if self.config:
+            key = next((part for part in reversed(path) if type(part) is str), "")
+            if text and is_secret_name(str(key)):
+                return REDACTED
+            text = scrub_value(text, str(key))
+        if text.isascii():
+            return text
+        clean = encodable(text)
+        if clean is not text:
+            self.marks.append([list(path), "repr"])
+        return clean
+
+    def _float(self, value: float, path: Path) -> float | None:
+        if isfinite(value):
+            return value
+        self.marks.append([list(path), "nan" if isnan(value) else "inf" if value > 0 else "-inf"])
+        return None
+
+    def _int(self, value: int, path: Path) -> int | str:
+        if -_INT64 <= value < _INT64:
+            return value
+        if value.bit_length() > 14_000:  # int() of a longer text is refused by Python itself
+            return self._repr(hex(value), path)
+        self.marks.append([list(path), "int"])
+        return str(value)
+
+    def _repr(self, text: str, path: Path) -> str:
+        key = next((part for part in reversed(path) if type(part) is str), "")
+        if self.config:
+            text = REDACTED if text and is_secret_name(str(key)) else scrub_text(text)
+        self.marks.append([list(path), "repr"])
+        return encodable(text)
+
+    def _unknown(self, value: Any, path: Path) -> str:
+        kind = type(value)
+        if kind.__module__.partition(".")[0] in ("torch", "numpy") and kind.__name__ in ("dtype", "device", "layout"):
+            return str(value)
+        if "DType" in kind.__name__:
+            return str(value)
+        if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
+            return self._repr(f"{value.__module__}.{value.__qualname__}", path)
+        try:
+            text = repr(value)
+        except Exception:  # noqa: BLE001  # a repr is anybody's code
+            text = object.__repr__(value)
+        if len(text) > MAX_REPR_CHARS:
+            text = f"{text[:MAX_REPR_CHARS]}... ({len(text)} characters)"
+        return self._repr(text, path)
+
+
+def as_number(value: Any) -> int | float | bool | None:
+    """The number that `value` is: a scalar of any library, or a one-element array. None when it is none."""
+    kind = type(value)
+    if kind in (int, float, bool):
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, Enum):
+        return value.value if type(value.value) in (int, float, bool) else None
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Decimal | Fraction):
+        return _ratio(value)
+    if isinstance(value, (str, bytes, complex, type)):
+        return None
+    shape = _array(value)
+    if shape is not None:
+        if any(length != 1 for length in shape):
+            return None
+        with suppress(Exception):  # a tensor that cannot be read is no number
+            return _item(_detached(value))
+        return None
+    if hasattr(kind, "__float__") or hasattr(kind, "__index__"):
+        with suppress(Exception):
+            return _item(value)
+    return None
+
+
+def _item(value: Any) -> int | float | bool | None:
+    item = value.item() if hasattr(value, "item") else value
+    if type(item) in (int, float, bool):
+        return item  # type: ignore[no-any-return]
+    if isinstance(item, complex) or type(item).__name__ in ("datetime64", "timedelta64"):
+        return None
+    if hasattr(type(item), "__index__"):
+        return int(item)
+    if hasattr(type(item), "__float__"):
+        return float(item)
+    return None
+
+
+def _ratio(value: Decimal | Fraction) -> int | float | None:
+    if isinstance(value, Decimal) and not value.is_finite():
+        return float("nan") if value.is_nan() else float(value)
+    try:
+        near = float(value)
+    except OverflowError:
+        near = float("inf")
+    if isfinite(near):
+        return near
+    if isinstance(value, Fraction):
+        return int(value) if value.denominator == 1 else None
+    return int(value) if value.adjusted() < 4000 and value == value.to_integral_value() else None
+
+
+def _array(value: Any) -> tuple[int, ...] | None:
+    """The shape of an array or tensor, None when it is neither."""
+    shape = getattr(value, "shape", None)
+    if shape is None or not hasattr(value, "dtype") or isinstance(value, type):
+        return None
+    try:
+        return tuple(int(length) for length in shape)
+    except (TypeError, ValueError):
+        return None
+
+
+def _detached(value: Any) -> Any:
+    """`value` without its graph. Raises `Refused` for a tensor spread over ranks: reading it would be a collective."""
+    if hasattr(value, "detach"):
+        placements = getattr(value, "placements", None)
+        if placements is not None:
+            if not all(placement.is_replicate() for placement in placements):
+                raise Refused("a tensor that is spread over ranks")
+            value = value.to_local()
+        value = value.detach()
+        if "float8" in str(value.dtype):
+            value = value.float()
+    return value
+
+
+def as_mapping(value: Any) -> Mapping[Any, Any] | None:
+    """The fields of an object that is a mapping at heart; None for any other."""
+    if isinstance(value, type):
+        return None
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    kind = type(value)
+    if kind.__module__.startswith("omegaconf"):
+        return _omegaconf(value)
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=False))
+    if hasattr(kind, "model_fields") or hasattr(kind, "__pydantic_fields__"):
+        return {**vars(value), **(getattr(value, "__pydantic_extra__", None) or {})}
+    if hasattr(kind, "__attrs_attrs__"):
+        return {field.name: getattr(value, field.name, None) for field in kind.__attrs_attrs__}
+    if kind.__name__ == "Namespace" or isinstance(value, types.SimpleNamespace):
+        return dict(vars(value))
+    for name in ("to_dict", "dict"):
+        method = getattr(value, name, None)
+        if callable(method) and isinstance(method, types.MethodType):
+            with suppress(Exception):  # anybody's code
+                fields = method()
+                if isinstance(fields, Mapping):
+                    return dict(fields)
+    return None
+
+
+def _omegaconf(value: Any) -> Mapping[Any, Any] | None:
+    conf = sys.modules.get("omegaconf")
+    if conf is None or not conf.OmegaConf.is_dict(value):
+        return None
+    for resolve in (True, False):  # an interpolation that does not resolve stays as written
+        with suppress(Exception):
+            plain = conf.OmegaConf.to_container(value, resolve=resolve)
+            if isinstance(plain, Mapping):
+                return plain
+    return None
+
+
+def key_text(key: Any) -> str:
+    """The text of a key; what UTF-8 cannot hold is escaped."""
+    if type(key) is not str:
+        if isinstance(key, Enum):
+            key = key.value if isinstance(key.value, str) else key.name
+        elif isinstance(key, bytes):
+            key = key.decode("utf-8", "backslashreplace")
+        try:
+            key = str.__str__(key) if isinstance(key, str) else str(key)
+        except Exception:  # noqa: BLE001  # a key's text is anybody's code
+            key = object.__repr__(key)
+    return encodable(key)
+
+
+def encodable(text: str) -> str:
+    """`text` itself, or with lone surrogates escaped."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
+
+
+def _path_text(value: Any) -> str:
+    text = fspath(value)
+    return text.decode("utf-8", "backslashreplace") if isinstance(text, bytes) else text
+
+
+def _ordered(value: Iterable[Any]) -> list[Any]:
+    items = list(value)
+    try:
+        return sorted(items)
+    except TypeError:
+        return sorted(items, key=functools.partial(_sort_text))
+
+
+def _sort_text(item: Any) -> str:
+    try:
+        return f"{type(item).__name__} {item!r}"
+    except Exception:  # noqa: BLE001  # a repr is anybody's code
+        return type(item).__name__
+
+
+def _entries(fields: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    try:
+        return list(fields.items())
+    except Exception as error:  # noqa: BLE001  # a mapping of the user's own making
+        raise Refused(f"{type(fields).__name__} cannot be read: {error}") from None
+
+
+def _iterated(value: Iterable[Any]) -> list[Any]:
+    try:
+        return list(islice(value, 10_000_000))
+    except Exception as error:  # noqa: BLE001  # a sequence of the user's own making
+        raise Refused(f"{type(value).__name__} cannot be read: {error}") from None
