@@ -1,0 +1,207 @@
+"""The collectives of an export, and what is said when a rank does not come. The only file that knows
+`torch.distributed`.
+
+An export makes three collectives: a maximum of a digest and its negative (equal only if all ranks have the
+same), a sum and a maximum of the numbers. Where the digests differ, one gather of all proposals comes
+between. Nothing whose length depends on a layout is sent before the layout is agreed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gapless._stats.layout import Layout, Name, merged, ranks_label
+from gapless._stats.result import MAX
+
+_PATIENCE_S = 1.0
+"""How long a rank waits before it leaves word of where it waits; also how long it looks for such word."""
+_POLL_S = 0.0002
+
+
+class ExportError(RuntimeError):
+    """A rank did not come to an export, or was lost in it. The process group is of no use afterwards."""
+
+
+def is_shared(group: dist.ProcessGroup) -> bool:
+    """Whether there is another rank to talk to: not in a world of one, nor where nothing is initialised.
+
+    Raises ValueError on a rank outside of the group.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    outside: object = dist.GroupMember.NON_GROUP_MEMBER
+    if group is outside:
+        raise ValueError("this rank is not in reduce_group; its own numbers are in export(reduce_group=None)")
+    return bool(dist.get_world_size(group) > 1)
+
+
+class Team:
+    """The ranks of one process group, and the device on which they talk."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.ranks = dist.get_process_group_ranks(group)
+        self.rank = dist.get_rank()
+        self.device, self.blocks_host = _device(group)
+        self.name = str(getattr(group, "group_name", ""))
+
+
+def _device(group: dist.ProcessGroup) -> tuple[torch.device, bool]:
+    """Where the group's collectives take their tensors, and whether waiting for one blocks the host.
+
+    The choice depends on the group alone, never on what a rank recorded: all ranks must choose the same.
+    """
+    backends = dict(part.split(":", 1) for part in dist.get_backend_config(group).split(","))
+    if "cpu" in backends:
+        return torch.device("cpu"), True
+    kind = next(iter(backends))
+    return torch.device(kind, getattr(torch, kind).current_device()), False
+
+
+class Conversation:
+    """The collectives of one export, on one rank."""
+
+    def __init__(self, team: Team, request: str, number: int, timeout_s: float | None) -> None:
+        self._team = team
+        self._request = request
+        self._number = number
+        self._timeout_s = timeout_s
+        self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._has_announced = False
+
+    def agree(self, proposal: Layout, live: Callable[[], set[Name]]) -> Layout:
+        """The layout that all ranks reduce by: the proposal if it is everybody's, else the merged ones.
+
+        Raises ValueError on all ranks if they asked for different exports or differ in a key's kind.
+        """
+        high, low = proposal.digest(self._request)
+        num_bytes = proposal.num_payload_bytes(self._request)
+        words = torch.tensor([high, -high, low, -low, num_bytes], dtype=torch.int64, device=self._team.device)
+        self._wait(dist.all_reduce(words, op=dist.ReduceOp.MAX, group=self._team.group, async_op=True))
+        top, bottom, low_top, low_bottom, num_bytes = words.tolist()
+        if top == -bottom and low_top == -low_bottom:
+            return proposal
+        sent = bytearray(proposal.payload(self._request, live()).ljust(num_bytes, b"\0"))
+        mine = torch.frombuffer(sent, dtype=torch.uint8).to(self._team.device)
+        received = [torch.empty_like(mine) for _ in self._team.ranks]
+        self._wait(dist.all_gather(received, mine, group=self._team.group, async_op=True))
+        return merged([_bytes(tensor) for tensor in received], self._team.ranks)
+
+    def reduce(self, numbers: Tensor) -> None:
+        """Reduce the rows of `numbers` over all ranks, in place."""
+        group = self._team.group
+        summed = dist.all_reduce(numbers[:MAX], op=dist.ReduceOp.SUM, group=group, async_op=True)
+        largest = dist.all_reduce(numbers[MAX:], op=dist.ReduceOp.MAX, group=group, async_op=True)
+        self._wait(summed)
+        self._wait(largest)
+
+    def end(self) -> None:
+        """Take back the word that this rank left, if it had to wait long enough to leave one."""
+        if self._has_announced:
+            _store().delete_key(self._place(self._team.rank))
+
+    def _wait(self, work: dist.Work | None) -> None:
+        """Wait for a collective; raise ExportError when it fails or the time is over."""
+        if work is None:
+            return
+        first_s = _PATIENCE_S if self._timeout_s is None else min(_PATIENCE_S, self._timeout_s / 4)
+        try:
+            if self._done_within(work, first_s):
+                return
+            self._announce()
+            if self._deadline_s is None:
+                work.wait()
+            elif not self._done_within(work, self._deadline_s - time.monotonic()):
+                raise ExportError(self._complaint(f"within {self._timeout_s:g} s"))
+        except ExportError:
+            raise
+        except RuntimeError as error:
+            self._announce()
+            raise ExportError(self._complaint(f"before the group gave up ({error})")) from error
+
+    def _done_within(self, work: dist.Work, patience_s: float) -> bool:
+        patience_s = max(patience_s, 0.001)
+        if self._team.blocks_host:
+            try:
+                work.wait(timedelta(seconds=patience_s))
+            except RuntimeError:
+                # The same error tells "not yet" and "failed"; only a failed one is over.
+                if work.is_completed():
+                    raise
+                return False
+            return True
+        end_s = time.monotonic() + patience_s
+        while not work.is_completed():
+            if time.monotonic() > end_s:
+                return False
+            time.sleep(_POLL_S)
+        work.wait()
+        return True
+
+    def _place(self, rank: int) -> str:
+        return f"gapless/export/{self._team.name}/{rank}"
+
+    def _word(self) -> str:
+        return f"{self._request}, number {self._number}"
+
+    def _announce(self) -> None:
+        """Leave word, in the store that the group was made with, of the export at which this rank waits."""
+        if not self._has_announced:
+            try:
+                _store().set(self._place(self._team.rank), self._word())
+            except RuntimeError:
+                return
+            self._has_announced = True
+
+    def _complaint(self, limit: str) -> str:
+        waiting, elsewhere, missing = self._whereabouts()
+        parts = [f"{self._word()}, over {len(self._team.ranks)} ranks: "]
+        if missing is None:
+            parts.append(f"not every rank came {limit}, and the store that would tell which does not answer")
+        elif missing or elsewhere:
+            who = [f"{ranks_label([rank])} waits at {word}" for rank, word in elsewhere.items()]
+            if missing:
+                who.insert(0, f"{ranks_label(missing)} did not come {limit}")
+            parts.append("; ".join(who) + f"; {ranks_label(waiting)} waited")
+        else:
+            parts.append(f"all ranks came, but not all finished {limit}")
+        parts.append(". Every rank of the group must call the export, not only those under `if rank == 0:`.")
+        return "".join(parts)
+
+    def _whereabouts(self) -> tuple[list[int], dict[int, str], list[int] | None]:
+        """Ranks that wait at this export, ranks that wait at another, and ranks without word (None: unknown)."""
+        end_s = time.monotonic() + _PATIENCE_S
+        try:
+            store = _store()
+            while True:
+                words = {
+                    rank: store.get(self._place(rank)).decode()
+                    for rank in self._team.ranks
+                    if store.check([self._place(rank)])
+                }
+                if len(words) == len(self._team.ranks) or time.monotonic() > end_s:
+                    break
+                time.sleep(_PATIENCE_S / 20)
+        except RuntimeError:
+            return [], {}, None
+        waiting = [rank for rank, word in words.items() if word == self._word()]
+        elsewhere = {rank: word for rank, word in words.items() if word != self._word()}
+        return waiting, elsewhere, [rank for rank in self._team.ranks if rank not in words]
+
+
+def _store() -> Any:
+    # torch has no public name for the store that the default group was made with.
+    return dist.distributed_c10d._get_default_store()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    memory = bytearray(len(tensor))
+    torch.frombuffer(memory, dtype=torch.uint8).copy_(tensor)
+    return bytes(memory)
