@@ -115,7 +115,10 @@ def status(root: Path, as_json: bool, **flags: Any) -> None:
     if as_json:
         click.echo(orjson.dumps(found.to_json(), option=orjson.OPT_INDENT_2).decode())
     else:
-        Console().print(status_table(found))
+        console = Console()
+        if not console.is_terminal:
+            console.width = 200
+        console.print(status_table(found))
     sys.exit(1 if found.damaged else 0)
 
 
