@@ -89,7 +89,8 @@ def train(args: argparse.Namespace) -> None:
             metrics = train_step(model, optimizer, data[held_out:], generator, step, args)
             if step % EVAL_EVERY == 0 or step == args.steps - 1:
                 metrics.update(evaluate(model, data[:held_out], generator))
-            run.log(metrics, step=step)
+            shown = {key: value for key, value in metrics.items() if not key.endswith("__count")}
+            run.log(shown, step=step)
             if args.rank == 0 and step % 50 == 0:
                 print(f"step {step:4d}  loss {metrics['train/loss']:.3f}", flush=True)  # noqa: T201 - it is a demo
 
@@ -107,7 +108,7 @@ def train_step(
     with stats_tracker.record_timing("step"), stats_tracker.scope("train"):
         loss = record(model(inputs), targets)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         flat = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
         dist.all_reduce(flat)
         flat /= args.world_size

@@ -145,7 +145,7 @@ def show(path: Path, keys: tuple[str, ...], name: str | None, follow: bool, as_j
             last = {key: points[-1] for key, points in merged.series().items() if not keys or key in keys}
             click.echo(orjson.dumps(last).decode())
         else:
-            console.print(metrics_table(merged, keys))
+            console.print(metrics_table(merged, keys, console.width))
         if not follow:
             return
         time.sleep(2.0)

@@ -144,21 +144,48 @@ Listener = Callable[[Event], None]
 _REPEAT_S = 30.0
 
 
+_GATHER_S = 5.0
+
+
 class LineListener:
-    """Events as plain or JSON lines. A repeated failure is said once, then every 30 s with its count."""
+    """Events as plain or JSON lines.
+
+    Rows are gathered per run and sink and said every 5 s at most; a repeated failure is said once, then every 30 s with
+    its count. `flush` says what was gathered.
+    """
 
     def __init__(self, stream: TextIO | None = None, as_json: bool = False, quiet: bool = False) -> None:
         self._stream = stream or sys.stderr
         self._json = as_json
         self._quiet = quiet
         self._last: dict[tuple[object, ...], tuple[float, int]] = {}
+        self._gathered: dict[tuple[str, str], Uploaded] = {}
+        self._flushed = time.monotonic() - _GATHER_S
 
     def __call__(self, event: Event) -> None:
-        if self._quiet and isinstance(event, Uploaded):
+        if isinstance(event, Uploaded):
+            held = self._gathered.get((event.run, event.sink))
+            rows = event.rows + (held.rows if held else 0)
+            self._gathered[(event.run, event.sink)] = Uploaded(event.run, event.sink, rows, event.step)
+            if time.monotonic() - self._flushed >= _GATHER_S:
+                self.flush()
             return
         times = self._times(event)
         if times == 0:
             return
+        if not isinstance(event, SinkFailed):
+            self.flush()
+        self._say(event, times)
+
+    def flush(self) -> None:
+        """Say how many rows were uploaded since it was said last."""
+        self._flushed = time.monotonic()
+        gathered, self._gathered = self._gathered, {}
+        if not self._quiet:
+            for event in gathered.values():
+                self._say(event, 1)
+
+    def _say(self, event: Event, times: int) -> None:
         if self._json:
             line = orjson.dumps({"event": _name(event), **asdict(event), "times": times}).decode()
         else:

@@ -259,9 +259,7 @@ class Uploader:
             self._waiting[place] = not_before
             return False
         files = self._files(run)
-        if pipeline.settled(files):
-            pipeline.close()
-            del self._pipelines[place]
+        if self._drop_if_settled(place):
             return False
         if pipeline.idle(files) and not pipeline.heartbeat_due(now):
             return False
@@ -293,6 +291,16 @@ class Uploader:
             self._tell(place, outcome, now)
             if outcome.more or outcome.new_state:
                 self._enqueue(*place)
+            else:
+                self._drop_if_settled(place)
+        return True
+
+    def _drop_if_settled(self, place: tuple[RunKey, str]) -> bool:
+        """A run that is over and wholly uploaded costs nothing from then on."""
+        run = self.spool.runs.get(place[0])
+        if run is None or not self._pipelines[place].settled(self._files(run)):
+            return False
+        self._pipelines.pop(place).close()
         return True
 
     def _tell(self, place: tuple[RunKey, str], outcome: Outcome, now: float) -> None:
