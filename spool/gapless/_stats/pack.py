@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -77,7 +78,7 @@ class Agreement:
         self._layout = Layout({})
         self._num_exports = 0
         self._strangers: tuple[object, list[tuple[Source, Entry]]] = (None, [])
-        self._plans: dict[int, tuple[int, Layout, list[tuple[Bank, Tensor]]]] = {}
+        self._plans: dict[int, Plan] = {}
         self._results: tuple[Layout, Results] | None = None
         self._spare: list[Tensor] = []
 
@@ -133,7 +134,8 @@ class Agreement:
         is_filled = False
         for source in sources:
             with source.lock:
-                for bank, columns in self._plan(source, layout):
+                plan = self._plan(source, layout)
+                for bank, columns in plan.columns:
                     if not is_filled and bank.device == self._device:
                         torch.index_select(bank.matrix, 1, columns, out=numbers[SUM:])
                         is_filled = True
@@ -146,7 +148,7 @@ class Agreement:
                         numbers[SUM:].copy_(part)
                         is_filled = True
                 if reset:
-                    _reset(source, layout, key)
+                    _reset(source, layout, key, plan.is_whole)
         if not is_filled:
             numbers[SUM:MAX].zero_()
             numbers[MAX:].fill_(-torch.inf)
@@ -156,20 +158,20 @@ class Agreement:
         numbers[MAX:].masked_fill_(has_nan, -torch.inf)
         return numbers
 
-    def _plan(self, source: Source, layout: Layout) -> list[tuple[Bank, Tensor]]:
-        """For each bank that has keys of the layout: its column for each of the layout's, 0 for none."""
+    def _plan(self, source: Source, layout: Layout) -> Plan:
         registry = source.registry
         known = self._plans.get(id(source))
-        if known is not None and known[0] == registry.version and known[1] is layout:
-            return known[2]
-        plan = []
+        if known is not None and known.version == registry.version and known.layout is layout:
+            return known
+        columns = []
         for bank in registry.banks():
-            columns = [
+            ours = [
                 bank.slots[key].index if name == source.name and key in bank.slots else 0 for name, key in layout.kinds
             ]
-            if any(columns):
-                plan.append((bank, torch.tensor(columns, dtype=torch.int64, device=bank.device)))
-        self._plans[id(source)] = (registry.version, layout, plan)
+            if any(ours):
+                columns.append((bank, torch.tensor(ours, dtype=torch.int64, device=bank.device)))
+        is_whole = all((source.name, key) in layout.kinds for key in registry.entries)
+        plan = self._plans[id(source)] = Plan(registry.version, layout, columns, is_whole)
         return plan
 
     def _matrix(self, layout: Layout) -> Tensor:
@@ -188,6 +190,19 @@ class Agreement:
         return self._results[1]
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """For each bank of a source that has keys of the layout: its column for each of the layout's, 0 for none.
+
+    `is_whole` says that the source has no other keys. Holds for one version of the source's registry.
+    """
+
+    version: int
+    layout: Layout
+    columns: list[tuple[Bank, Tensor]]
+    is_whole: bool
+
+
 def _live(sources: Sequence[Source]) -> set[Name]:
     names = set()
     for source in sources:
@@ -196,15 +211,13 @@ def _live(sources: Sequence[Source]) -> set[Name]:
     return names
 
 
-def _reset(source: Source, layout: Layout, key: str | None) -> None:
+def _reset(source: Source, layout: Layout, key: str | None, is_whole: bool) -> None:
     """Forget what was packed; what another thread recorded since the proposal, under a new key, is kept."""
     registry = source.registry
     if key is not None:
         registry.reset_key(key)
-        return
-    packed = [entry.key for entry in registry.live if (source.name, entry.key) in layout.kinds]
-    if len(packed) == len(registry.live):
+    elif is_whole:
         registry.reset()
-        return
-    for packed_key in packed:
-        registry.reset_key(packed_key)
+    else:
+        for packed in [entry.key for entry in registry.live if (source.name, entry.key) in layout.kinds]:
+            registry.reset_key(packed)
