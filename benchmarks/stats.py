@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
 from gapless.stats_tracker import DistributedStatsTracker
 
 NUM_VALUES = 8192

@@ -156,6 +156,8 @@ class DistributedStatsTracker:
             for full_key, value in zip(full_keys, values.values(), strict=True):
                 if value.shape != turn.shape:
                     raise AssertionError((turn.shape, value.shape))
+                if value.device != turn.mask.device:
+                    raise ValueError(f"`{full_key}` is on {value.device}, `{mask_key}` on {turn.mask.device}")
                 registry.check(full_key, kind)
             for full_key, value in zip(full_keys, values.values(), strict=True):
                 entry = registry.entry(full_key, kind)

@@ -71,7 +71,7 @@ class Bank:
         widened = torch.mul(value, signs)
         # A masked-out NaN or infinity is replaced, never multiplied away: 0 * NaN is NaN.
         torch.where(turn.mask, widened, fills, out=widened)
-        plain, both_signs = torch.split(widened, [1, 2])
+        plain, both_signs = widened.split_with_sizes([1, 2])
         torch.sum(plain, dim=dims, out=turn.weight[:1])
         slot.weight.add_(turn.weight)
         torch.maximum(slot.extremes, both_signs.amax(dim=dims), out=slot.extremes)

@@ -58,7 +58,7 @@ class Exporter:
         timeout_s: float | None,
     ) -> dict[str, float]:
         """The rows of all keys of all sources, or of one key of one source, reduced over `group`."""
-        return self._agreement(group).export(sources, request, key, reset, timeout_s)
+        return self._agreement(group).export(sources, request, key, group, reset, timeout_s)
 
     def _agreement(self, group: dist.ProcessGroup | None) -> Agreement:
         if group is None or not is_shared(group):
@@ -83,26 +83,29 @@ class Agreement:
         self._spare: list[Tensor] = []
 
     def export(
-        self, sources: Sequence[Source], request: str, key: str | None, reset: bool, timeout_s: float | None
+        self,
+        sources: Sequence[Source],
+        request: str,
+        key: str | None,
+        group: dist.ProcessGroup | None,
+        reset: bool,
+        timeout_s: float | None,
     ) -> dict[str, float]:
         """Agree, pack, reduce, read; see `Exporter.export`."""
         self._num_exports += 1
         layout = self._proposal(sources)
         talk = None
-        if self._team is not None:
-            talk = Conversation(self._team, request, self._num_exports, timeout_s)
+        if self._team is not None and group is not None:
+            talk = Conversation(self._team, group, request, self._num_exports, timeout_s)
             layout = talk.agree(layout, lambda: _live(sources))
         self._layout = layout
         if key is not None:
             layout = layout.only([(sources[0].name, key)])
         if not len(layout):
-            if talk is not None:
-                talk.end()
             return {}
         numbers = self._packed(sources, layout, reset, key)
         if talk is not None:
             talk.reduce(numbers)
-            talk.end()
         results = self._results_of(layout)
         rows, present, repeated = results.read(numbers.cpu())
         self._spare = [numbers]
@@ -148,7 +151,7 @@ class Agreement:
                         numbers[SUM:].copy_(part)
                         is_filled = True
                 if reset:
-                    _reset(source, layout, key, plan.is_whole)
+                    _reset(source, plan, key)
         if not is_filled:
             numbers[SUM:MAX].zero_()
             numbers[MAX:].fill_(-torch.inf)
@@ -170,8 +173,8 @@ class Agreement:
             ]
             if any(ours):
                 columns.append((bank, torch.tensor(ours, dtype=torch.int64, device=bank.device)))
-        is_whole = all((source.name, key) in layout.kinds for key in registry.entries)
-        plan = self._plans[id(source)] = Plan(registry.version, layout, columns, is_whole)
+        outside = [entry for key, entry in registry.entries.items() if (source.name, key) not in layout.kinds]
+        plan = self._plans[id(source)] = Plan(registry.version, layout, columns, outside)
         return plan
 
     def _matrix(self, layout: Layout) -> Tensor:
@@ -194,13 +197,13 @@ class Agreement:
 class Plan:
     """For each bank of a source that has keys of the layout: its column for each of the layout's, 0 for none.
 
-    `is_whole` says that the source has no other keys. Holds for one version of the source's registry.
+    `outside` are the keys that the source has and the layout has not. Holds for one version of the registry.
     """
 
     version: int
     layout: Layout
     columns: list[tuple[Bank, Tensor]]
-    is_whole: bool
+    outside: list[Entry]
 
 
 def _live(sources: Sequence[Source]) -> set[Name]:
@@ -211,13 +214,13 @@ def _live(sources: Sequence[Source]) -> set[Name]:
     return names
 
 
-def _reset(source: Source, layout: Layout, key: str | None, is_whole: bool) -> None:
+def _reset(source: Source, plan: Plan, key: str | None) -> None:
     """Forget what was packed; what another thread recorded since the proposal, under a new key, is kept."""
     registry = source.registry
     if key is not None:
         registry.reset_key(key)
-    elif is_whole:
-        registry.reset()
-    else:
-        for packed in [entry.key for entry in registry.live if (source.name, entry.key) in layout.kinds]:
+    elif any(entry.is_live for entry in plan.outside):
+        for packed in [entry.key for entry in registry.live if (source.name, entry.key) in plan.layout.kinds]:
             registry.reset_key(packed)
+    else:
+        registry.reset()

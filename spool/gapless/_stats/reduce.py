@@ -46,10 +46,9 @@ def is_shared(group: dist.ProcessGroup) -> bool:
 
 
 class Team:
-    """The ranks of one process group, and the device on which they talk."""
+    """The ranks of one process group, and the device on which they talk. Keeps no hold of the group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
         self.ranks = dist.get_process_group_ranks(group)
         self.rank = dist.get_rank()
         self.device, self.blocks_host = _device(group)
@@ -71,8 +70,11 @@ def _device(group: dist.ProcessGroup) -> tuple[torch.device, bool]:
 class Conversation:
     """The collectives of one export, on one rank."""
 
-    def __init__(self, team: Team, request: str, number: int, timeout_s: float | None) -> None:
+    def __init__(
+        self, team: Team, group: dist.ProcessGroup, request: str, number: int, timeout_s: float | None
+    ) -> None:
         self._team = team
+        self._group = group
         self._request = request
         self._number = number
         self._timeout_s = timeout_s
@@ -94,33 +96,27 @@ class Conversation:
         sent = bytearray(proposal.payload(self._request, live()).ljust(num_bytes, b"\0"))
         payload = torch.frombuffer(sent, dtype=torch.uint8).to(self._team.device)
         received = [torch.empty_like(payload) for _ in self._team.ranks]
-        self._wait(dist.all_gather(received, payload, group=self._team.group, async_op=True))
+        self._wait(dist.all_gather(received, payload, group=self._group, async_op=True))
         return merged([_bytes(tensor) for tensor in received], self._team.ranks)
 
     def _reduced(self, number: int, operation: Any) -> int:
         word = torch.tensor([number], dtype=torch.int64, device=self._team.device)
-        self._wait(dist.all_reduce(word, op=operation, group=self._team.group, async_op=True))
+        self._wait(dist.all_reduce(word, op=operation, group=self._group, async_op=True))
         return int(word)
 
     def reduce(self, numbers: Tensor) -> None:
         """Reduce the rows of `numbers` over all ranks, in place."""
-        group = self._team.group
         num_ranks = len(self._team.ranks)
         if numbers.nbytes * num_ranks <= _MAX_GATHERED_BYTES:
             parts = torch.empty((num_ranks, *numbers.shape), dtype=numbers.dtype, device=numbers.device)
-            self._wait(dist.all_gather(list(parts.unbind()), numbers, group=group, async_op=True))
+            self._wait(dist.all_gather(list(parts.unbind()), numbers, group=self._group, async_op=True))
             torch.sum(parts[:, :MAX], dim=0, out=numbers[:MAX])
             torch.amax(parts[:, MAX:], dim=0, out=numbers[MAX:])
             return
-        summed = dist.all_reduce(numbers[:MAX], op=dist.ReduceOp.SUM, group=group, async_op=True)
-        largest = dist.all_reduce(numbers[MAX:], op=dist.ReduceOp.MAX, group=group, async_op=True)
+        summed = dist.all_reduce(numbers[:MAX], op=dist.ReduceOp.SUM, group=self._group, async_op=True)
+        largest = dist.all_reduce(numbers[MAX:], op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         self._wait(summed)
         self._wait(largest)
-
-    def end(self) -> None:
-        """Take back the word that this rank left, if it had to wait long enough to leave one."""
-        if self._has_announced:
-            _store().delete_key(self._place(self._team.rank))
 
     def _wait(self, work: dist.Work | None) -> None:
         """Wait for a collective; raise ExportError when it fails or the time is over."""
@@ -134,12 +130,13 @@ class Conversation:
             if self._deadline_s is None:
                 work.wait()
             elif not self._done_within(work, self._deadline_s - time.monotonic()):
-                raise ExportError(self._complaint(f"within {self._timeout_s:g} s"))
-        except ExportError:
-            raise
+                raise TimeoutError
+        except TimeoutError as error:
+            raise ExportError(self._complaint(f"within {self._timeout_s:g} s")) from error
         except RuntimeError as error:
             self._announce()
             raise ExportError(self._complaint(f"before the group gave up ({error})")) from error
+        self._take_back()
 
     def _done_within(self, work: dist.Work, patience_s: float) -> bool:
         patience_s = max(patience_s, 0.001)
@@ -147,10 +144,10 @@ class Conversation:
             try:
                 work.wait(timedelta(seconds=patience_s))
             except RuntimeError:
-                # The same error tells "not yet" and "failed"; only a failed one is over.
-                if work.is_completed():
-                    raise
-                return False
+                # The same error says "not yet" and "failed", but only what is over can be waited for without end.
+                if not work.is_completed():
+                    return False
+                work.wait()
             return True
         end_s = time.monotonic() + patience_s
         while not work.is_completed():
@@ -164,7 +161,7 @@ class Conversation:
         return f"gapless/export/{self._team.name}/{rank}"
 
     def _word(self) -> str:
-        return f"{self._request}, number {self._number}"
+        return f"{self._request}, call {self._number}"
 
     def _announce(self) -> None:
         """Leave word, in the store that the group was made with, of the export at which this rank waits."""
@@ -174,6 +171,12 @@ class Conversation:
             except RuntimeError:
                 return
             self._has_announced = True
+
+    def _take_back(self) -> None:
+        if self._has_announced:
+            # Emptied, not deleted: to ask a store for a key that has just gone is to wait for it.
+            _store().set(self._place(self._team.rank), "")
+            self._has_announced = False
 
     def _complaint(self, limit: str) -> str:
         waiting, elsewhere, missing = self._whereabouts()
@@ -196,11 +199,9 @@ class Conversation:
         try:
             store = _store()
             while True:
-                words = {
-                    rank: store.get(self._place(rank)).decode()
-                    for rank in self._team.ranks
-                    if store.check([self._place(rank)])
-                }
+                places = {rank: self._place(rank) for rank in self._team.ranks}
+                words = {rank: store.get(at).decode() for rank, at in places.items() if store.check([at])}
+                words = {rank: word for rank, word in words.items() if word}
                 if len(words) == len(self._team.ranks) or time.monotonic() > end_s:
                     break
                 time.sleep(_PATIENCE_S / 20)
