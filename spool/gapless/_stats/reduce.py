@@ -166,17 +166,21 @@ class Conversation:
     def _announce(self) -> None:
         """Leave word, in the store that the group was made with, of the export at which this rank waits."""
         if not self._has_announced:
-            try:
-                _store().set(self._place(self._team.rank), self._word())
-            except RuntimeError:
-                return
-            self._has_announced = True
+            self._has_announced = self._leave(self._word())
 
     def _take_back(self) -> None:
         if self._has_announced:
             # Emptied, not deleted: to ask a store for a key that has just gone is to wait for it.
-            _store().set(self._place(self._team.rank), "")
+            self._leave("")
             self._has_announced = False
+
+    def _leave(self, word: str) -> bool:
+        try:
+            _store().set(self._place(self._team.rank), word)
+        except RuntimeError:
+            # A store that is gone is no reason to fail an export that may still succeed without it.
+            return False
+        return True
 
     def _complaint(self, limit: str) -> str:
         waiting, elsewhere, missing = self._whereabouts()

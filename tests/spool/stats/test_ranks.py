@@ -496,3 +496,99 @@ def test_a_rank_that_comes_late_is_waited_for(ranks: Ranks) -> None:
 def store_word(group: dist.ProcessGroup, argument: None) -> str:
     word: bytes = dist.distributed_c10d._get_default_store().get(f"gapless/export/{group.group_name}/0")
     return word.decode()
+
+
+def exported_by_polling(group: dist.ProcessGroup, recordings: Recordings) -> dict[str, float]:
+    """As on a device, where waiting for a collective does not hold up the host."""
+    original = reduce._device
+    reduce._device = lambda _: (torch.device("cpu"), False)
+    try:
+        return exported(group, recordings, timeout=30)
+    finally:
+        reduce._device = original
+
+
+def test_a_group_that_does_not_block_the_host_is_asked_until_it_is_done(ranks: Ranks) -> None:
+    """The rows are the same."""
+    results = ranks(exported_by_polling, [[("x", {"scalar": 1.0})], [("y", {"values": [2.0], "type": "SUM"})]])
+
+    assert results == [{"n": 1.0, "x": 1.0, "x__count": 1, "y": 2.0}] * 2
+
+
+def polling_with_one_missing(group: dist.ProcessGroup, comes: bool) -> str:
+    original = reduce._device
+    reduce._device = lambda _: (torch.device("cpu"), False)
+    try:
+        return with_one_missing(group, "comes" if comes else "stays away", {"timeout": 1}, 60)
+    finally:
+        reduce._device = original
+
+
+def test_a_missing_rank_is_named_there_too(ranks: Ranks) -> None:
+    """By the same words."""
+    answers = ranks(polling_with_one_missing, [False, True, True])
+
+    assert "call 3, over 3 ranks: rank 0 did not come within 1 s; ranks 1, 2 waited" in answers[1]
+    assert "call 3, over 3 ranks: rank 0 did not come within 1 s; ranks 1, 2 waited" in answers[2]
+
+
+def test_a_rank_that_waits_in_another_export_is_named(ranks: Ranks) -> None:
+    """Where it waits for the others in a collective that they never reach, its word says which."""
+    answers = ranks(waiting_elsewhere, [0, 1])
+
+    assert "rank 1 waits at export() of tracker 'other', call 1; rank 0 waited" in answers[0]
+
+
+def waiting_elsewhere(group: dist.ProcessGroup, rank: int) -> str:
+    """Rank 1 waits in the export of another tracker; its word is all that rank 0 can know of it."""
+    own = dist.new_group(dist.get_process_group_ranks(group))
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.set(f"gapless/export/{own.group_name}/1", "export() of tracker 'other', call 1")
+        return ""
+    store.wait([f"gapless/export/{own.group_name}/1"], timedelta(seconds=60))
+    tracker = DistributedStatsTracker()
+    tracker.scalar(x=1)
+    try:
+        return str(tracker.export(reduce_group=own, timeout=1))
+    except ExportError as error:
+        return str(error)
+
+
+def without_a_store(group: dist.ProcessGroup, comes: bool) -> str:
+    """The store may be gone with the rank that held it."""
+    original = reduce._store
+    reduce._store = _gone
+    try:
+        return with_one_missing(group, "comes" if comes else "stays away", {"timeout": 1}, 60)
+    finally:
+        reduce._store = original
+
+
+def _gone() -> None:
+    raise RuntimeError("connection reset by peer")
+
+
+def test_a_store_that_does_not_answer_is_said(ranks: Ranks) -> None:
+    """Then nobody can know who is missing, but the export ends all the same."""
+    answers = ranks(without_a_store, [True, False])
+
+    assert "not every rank came within 1 s, and the store that would tell which does not answer" in answers[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "blocks_host"),
+    [
+        ("cpu:gloo,cuda:gloo", torch.device("cpu"), True),
+        ("cpu:gloo,cuda:nccl", torch.device("cpu"), True),
+        ("cuda:nccl", torch.device("cuda", 3), False),
+    ],
+)
+def test_the_group_decides_where_ranks_talk(
+    monkeypatch: pytest.MonkeyPatch, config: str, device: torch.device, blocks_host: bool
+) -> None:
+    """On the host where it can; else on this rank's current device, never where a rank happened to record."""
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+
+    assert reduce._device(None) == (device, blocks_host)
