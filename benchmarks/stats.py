@@ -186,7 +186,7 @@ def _measured(world: dist.ProcessGroup, num_stats: int) -> Row:
             dist.all_reduce(one, group=world)
 
     _record(ours, num_stats, mask, value)
-    held_bytes = sum(bank.matrix.nbytes for bank in ours._source.registry.banks()) + mask.nbytes
+    held_bytes = sum(bank.matrix.nbytes for bank in ours.source.registry.banks()) + mask.nbytes
     with Counter() as first:
         ours.export(reduce_group=world)
     _record(ours, num_stats, mask, value)
