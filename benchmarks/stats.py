@@ -26,7 +26,7 @@ from gapless.stats_tracker import DistributedStatsTracker
 
 NUM_VALUES = 8192
 NUM_BARE = 500
-NUM_ROUNDS = 7
+NUM_ROUNDS = 5
 
 
 @dataclass(frozen=True)

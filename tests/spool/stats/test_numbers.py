@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gapless._stats.layout import Layout
+from gapless._stats.pack import Agreement
 from gapless.stats_tracker import DistributedStatsTracker, ReduceType
 
 NAN, INF = math.nan, math.inf
@@ -149,8 +151,11 @@ def test_many_keys_are_kept_apart(tracker: DistributedStatsTracker) -> None:
         tracker.stat("n", ReduceType.MIN, **{f"x{at}": torch.tensor([float(at)])})
         tracker.scalar(**{f"y{at}": at, f"z{at}": torch.tensor(float(at))})
 
+    for at in range(300):
+        tracker.stat("n", ReduceType.MIN, **{f"x{at}": torch.tensor([at - 0.5 if at % 2 else at + 0.5])})
+
     result = tracker.export()
-    assert [result[f"x{at}"] for at in range(300)] == list(range(300))
+    assert [result[f"x{at}"] for at in range(300)] == [at - 0.5 if at % 2 else at for at in range(300)]
     assert [result[f"y{at}"] for at in range(300)] == list(range(300))
     assert [result[f"z{at}"] for at in range(300)] == list(range(300))
 
@@ -332,3 +337,21 @@ def test_several_threads_record_and_export_without_loss(tracker: DistributedStat
     assert sum(row.get("y__count", 0) for row in exported) == num_threads * num_turns
     assert sum(v for row in exported for k, v in row.items() if k.endswith("/x")) == 3 * num_threads * num_turns
     assert sum(v for row in exported for k, v in row.items() if k.endswith("/n")) == 3 * num_threads * num_turns
+
+
+def test_a_key_that_is_new_in_the_middle_of_an_export_comes_in_the_next(
+    tracker: DistributedStatsTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the ranks agreed on is exported and reset; the new key is kept, whole."""
+    original = Agreement._matrix
+
+    def matrix_while_another_thread_records(self: Agreement, layout: Layout) -> torch.Tensor:
+        tracker.scalar(late=7.0, early=5.0)
+        return original(self, layout)
+
+    tracker.scalar(early=1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Agreement, "_matrix", matrix_while_another_thread_records)
+        assert tracker.export() == {"early": 3.0, "early__count": 2}
+
+    assert tracker.export() == {"late": 7.0, "late__count": 1}

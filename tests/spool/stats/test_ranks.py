@@ -140,6 +140,28 @@ def exported_with_limit(
         reduce._MAX_GATHERED_BYTES = before
 
 
+def maxima_sent(group: dist.ProcessGroup, recordings: Recordings) -> list[bool]:
+    """Whether what went into each maximum held a NaN."""
+    original, seen = dist.all_reduce, []
+
+    def watched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if kwargs["op"] == dist.ReduceOp.MAX:
+            seen.append(bool(tensor.isnan().any()))
+        return original(tensor, *args, **kwargs)
+
+    dist.all_reduce = watched
+    try:
+        exported_with_limit(group, recordings, 0)
+    finally:
+        dist.all_reduce = original
+    return seen
+
+
+def test_a_maximum_over_ranks_never_sees_a_nan(ranks: Ranks) -> None:
+    """It would keep or lose it by the rank."""
+    assert ranks(maxima_sent, [[("x", {"values": [math.nan]})], [("x", {"values": [1.0]})]]) == [[False]] * 2
+
+
 def counted_large(group: dist.ProcessGroup, num_true: int) -> dict[str, float]:
     tracker = DistributedStatsTracker()
     tracker.denominator(n=torch.ones(num_true, dtype=torch.bool))
@@ -197,8 +219,10 @@ def test_without_torch_distributed_a_rank_is_alone() -> None:
 
 def everything_exported(group: dist.ProcessGroup, name: str) -> list[Any]:
     stats_tracker.scalar(shared=dist.get_rank())
+    record(stats_tracker, [("y", {"values": [float(dist.get_rank())], "type": "MIN"})])
     if name:
         stats_tracker.get(name).scalar(x=dist.get_rank())
+        record(stats_tracker.get(name), [("y", {"values": [float(dist.get_rank() + 5)]})])
     with Collectives() as collectives:
         rows = stats_tracker.export_all(reduce_group=group)
     return [rows, len(collectives.sizes) <= 5, stats_tracker.export_all(reduce_group=group)]
@@ -208,14 +232,10 @@ def test_export_all_joins_trackers_that_some_ranks_do_not_have(ranks: Ranks) -> 
     """In one export for all of them."""
     results = ranks(everything_exported, ["only/b", "only/a", ""])
 
-    rows = {
-        "shared": 1.0,
-        "shared__count": 3,
-        "only/a/x": 1.0,
-        "only/a/x__count": 1,
-        "only/b/x": 0.0,
-        "only/b/x__count": 1,
-    }
+    rows = {"shared": 1.0, "shared__count": 3, "n": 3.0, "y": 0.0}
+    for name, rank in (("only/a", 1.0), ("only/b", 0.0)):
+        rows |= {f"{name}/x": rank, f"{name}/x__count": 1, f"{name}/n": 1.0}
+        rows |= dict.fromkeys((f"{name}/y/avg", f"{name}/y/min", f"{name}/y/max"), rank + 5)
     assert results == [[rows, True, {}]] * 3
 
 
