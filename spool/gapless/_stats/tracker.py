@@ -87,7 +87,7 @@ class DistributedStatsTracker:
     def denominator(self, /, **masks: Tensor) -> None:
         """Record which elements count: non-empty bool tensors of any shape. Their sum is exported as a float.
 
-        Statistics refer to a denominator's latest recording until it is recorded again, exported or reset.
+        Statistics refer to a denominator's latest recording until it is recorded again or reset.
         Raises ValueError for anything else; then none of `masks` is recorded.
         """
         for key, mask in masks.items():

@@ -146,12 +146,9 @@ def test_one_rank_agrees_with_the_reference(per_rank: list[list[MicroBatch]]) ->
         assert_same(tracker.export(), per_rank[0])
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_ranks_agree_with_the_reference_and_with_each_other(ranks: Ranks, num_ranks: int) -> None:
-    """By gather and by reduction, whatever keys each rank has."""
-
+def assert_ranks_agree(ranks: Ranks, num_ranks: int, num_examples: int) -> None:
     @given(per_rank=recordings(num_ranks), max_gathered_bytes=st.sampled_from([0, 1 << 18]))
-    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=num_examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     def agree(per_rank: list[list[MicroBatch]], max_gathered_bytes: int) -> None:
         results = ranks(exported, per_rank, max_gathered_bytes=max_gathered_bytes)
 
@@ -160,6 +157,19 @@ def test_ranks_agree_with_the_reference_and_with_each_other(ranks: Ranks, num_ra
         assert_same(results[0], [batch for batches in per_rank for batch in batches])
 
     agree()
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_ranks_agree_with_the_reference_and_with_each_other(ranks: Ranks, num_ranks: int) -> None:
+    """By gather and by reduction, whatever keys each rank has."""
+    assert_ranks_agree(ranks, num_ranks, num_examples=40)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_ranks_agree_over_many_more_examples(ranks: Ranks, num_ranks: int) -> None:
+    """The same, at length."""
+    assert_ranks_agree(ranks, num_ranks, num_examples=1500)
 
 
 @given(per_rank=recordings(1), data=st.data())
