@@ -65,7 +65,9 @@ class MadeRun:
     def rows(self, first: int, count: int) -> MadeRun:
         """Rows at `count` steps from `first` on, `loss` half above the step."""
         with self.path.open("ab") as file:
-            file.write(b"".join(self.line("metrics", {"loss": step + 0.5}, step) for step in range(first, first + count)))
+            file.write(
+                b"".join(self.line("metrics", {"loss": step + 0.5}, step) for step in range(first, first + count))
+            )
         return self
 
     def rotate(self) -> MadeRun:

@@ -76,7 +76,9 @@ class Bucket:
     def wait_s(self, now: float, amount: float = 1.0) -> float:
         """Seconds until `amount` tokens are there; 0 when they are."""
         self._fill(now)
-        return max(0.0, (amount - self._tokens) / self._per_s)
+        missing = amount - self._tokens
+        # A microsecond more than is needed: a wait that rounding made too short would be followed by one of nothing.
+        return missing / self._per_s + 1e-6 if missing > 0.0 else 0.0
 
     def take(self, now: float, amount: float = 1.0) -> None:
         """Take tokens, into debt if need be."""
