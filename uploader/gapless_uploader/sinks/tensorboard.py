@@ -27,6 +27,7 @@ from typing import Any
 
 import orjson
 
+from gapless_schemas import path_name
 from gapless_uploader.operations import Amend, Config, Log, Rewind, Row, State, Table, Value
 from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Misconfigured, Refusal, RunView
 from gapless_uploader.sinks import need
@@ -41,9 +42,8 @@ from gapless_uploader.sinks._tensorboard_events import (
     flat_config,
 )
 
-_ROWS = "events.out.tfevents.{:010d}.gapless."
+_FILE = "events.out.tfevents.{:010d}.gapless."
 _INDEX_BYTES = 1 << 20
-_CONFIG = "events.out.tfevents.0000000000.gapless."
 
 
 class TensorboardSink:
@@ -83,9 +83,7 @@ class TensorboardSession:
         self._tag = sha256(f"{run.project}\0{run.tracker_id}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
         self._project = target / project_part(run)
         self._folder = self._project / str(memo.get("folder", run_part(run)))
-        self._rows = OwnFile(
-            self._folder, f".gapless.{self._tag}", lambda place: f"{_ROWS.format(place + 1)}{self._tag}.rows"
-        )
+        self._rows = OwnFile(self._folder, f".gapless.{self._tag}", self._name_of)
         self._highest: int = memo.get("step", -1)
         self._end: float | None = memo.get("end")
         self._reached = self._highest
@@ -98,7 +96,7 @@ class TensorboardSession:
                 self._rows.resume(memo)
                 self._below.append((self._rows.length, self._reached))
             else:
-                self._remove_earlier()
+                self._remove_earlier(run)
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._rows.begin(self._frames(encoder.file_start(run.created)))
 
@@ -125,9 +123,13 @@ class TensorboardSession:
         """Close the file. May be called twice."""
         self._rows.close()
 
-    def _remove_earlier(self) -> None:
-        for name in ("events.out.tfevents.*.gapless.{}.rows", "events.out.tfevents.*.gapless.{}.config"):
-            for path in self._project.glob(f"*/{name.format(self._tag)}"):
+    def _name_of(self, generation: int) -> str:
+        return f"{_FILE.format(generation + 1)}{self._tag}.rows"
+
+    def _remove_earlier(self, run: RunView) -> None:
+        folder = f"*{path_name(run.tracker_id)}"
+        for suffix in ("rows", "config"):
+            for path in self._project.glob(f"{folder}/events.out.tfevents.*.gapless.{self._tag}.{suffix}"):
                 path.unlink()
                 with suppress(OSError):
                     path.parent.rmdir()
@@ -226,13 +228,14 @@ class TensorboardSession:
         events = [*encoder.file_start(run.created)[:1], encoder.row(0, run.created, values)]
         if run.config:
             events.append(self._config_text(run))
-        path = self._folder / f"{_CONFIG}{self._tag}.config"
+        path = self._folder / f"{_FILE.format(0)}{self._tag}.config"
         with disk("write", path):
             replace_durably(path, self._frames(events), f".gapless-{self._tag}.tmp")
 
     def _config_text(self, run: RunView) -> Any:
         text = "\n".join(f"    {line}" for line in as_json(run.config, orjson.OPT_INDENT_2).decode().split("\n"))
-        return self._encoder.row(0, run.created, [self._encoder.text("config", text)])
+        # In front of step 0, so that a purge from step 0 on leaves it.
+        return self._encoder.row(-1, run.created, [self._encoder.text("config", text)])
 
     def _frames(self, events: list[Any]) -> bytes:
         content = BytesIO()
