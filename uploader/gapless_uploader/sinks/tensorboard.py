@@ -1,4 +1,4 @@
-"""TensorBoard event files, written with the `tensorboard` package's own record writer and protocol buffers.
+"""TensorBoard event files, made of the `tensorboard` package's own protocol buffers.
 
 A run is one folder, `<target>/<project>/<name>@<run id>`, with two files: `...rows`, only appended to, and
 `...config`, a small file for the hparams plugin that is replaced as a whole.
@@ -20,7 +20,6 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from hashlib import sha256
-from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ import orjson
 from gapless_schemas import path_name
 from gapless_uploader.operations import Amend, Config, Log, Rewind, Row, State, Table, Value
 from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Misconfigured, Refusal, RunView
-from gapless_uploader.sinks import need
+from gapless_uploader.sinks._crc32c import frame
 from gapless_uploader.sinks._disk import disk, replace_durably
 from gapless_uploader.sinks._naming import project_part, run_part
 from gapless_uploader.sinks._own_file import OwnFile
@@ -79,7 +78,6 @@ class TensorboardSession:
 
     def __init__(self, target: Path, run: RunView, memo: Memo, encoder: Encoder) -> None:
         self._encoder = encoder
-        self._record_writer: Any = need("tensorboard", "tensorboard.summary.writer.record_writer")
         self._tag = sha256(f"{run.project}\0{run.tracker_id}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
         self._project = target / project_part(run)
         self._folder = self._project / str(memo.get("folder", run_part(run)))
@@ -238,11 +236,7 @@ class TensorboardSession:
         return self._encoder.row(-1, run.created, [self._encoder.text("config", text)])
 
     def _frames(self, events: list[Any]) -> bytes:
-        content = BytesIO()
-        writer = self._record_writer.RecordWriter(content)
-        for event in events:
-            writer.write(event.SerializeToString(deterministic=True))
-        return content.getvalue()
+        return b"".join(frame(event.SerializeToString(deterministic=True)) for event in events)
 
     def _read(self, start: int) -> Iterator[tuple[Any, bytes]]:
         """The events of our own file from the offset `start` on, each with its bytes in it."""
