@@ -55,6 +55,9 @@ class OwnFile:
             before.replace(self.path)
             sync_folder(self._folder)
         self._remove_hidden()
+        for earlier in range(self.generation):
+            if self._name_of(earlier) != self._name_of(self.generation):
+                (self._folder / self._name_of(earlier)).unlink(missing_ok=True)
         if not self.path.is_file() or self.path.stat().st_size < self.length:
             raise Parked(f"{self.path} lacks what was acknowledged; put it back, or choose another folder")
         self._handle("rb+")
@@ -87,7 +90,9 @@ class OwnFile:
         self.generation += 1
         beside.replace(self.path)
         if before != self.path:
-            before.unlink()
+            # A program that follows the old name must find that it ended, not that it is gone.
+            beside.write_bytes(b"")
+            beside.replace(before)
         sync_folder(self._folder)
         self._handle("rb+")
         self.length = length
