@@ -14,6 +14,7 @@ from gapless_uploader.sink import Misconfigured, Sink
 SINKS = {
     "console": "gapless_uploader.sinks.console:ConsoleSink",
     "file": "gapless_uploader.sinks.file:FileSink",
+    "mlflow": "gapless_uploader.sinks.mlflow:MlflowSink",
     "memory": "gapless_uploader.sinks.memory:MemorySink",
     "tensorboard": "gapless_uploader.sinks.tensorboard:TensorboardSink",
 }

@@ -9,10 +9,9 @@ from __future__ import annotations
 from math import isfinite
 from typing import Any
 
-import orjson
-
 from gapless_uploader.operations import Media, MediaItem, Missing, Table, Text, Value
 from gapless_uploader.sinks import need
+from gapless_uploader.sinks._json import as_json
 
 TEXT_SUFFIX = "/text_summary"
 MAX_TABLE_ROWS = 1_000
@@ -77,7 +76,7 @@ class Encoder:
             case str():
                 return self.text(key, value)
             case list():
-                return self.text(key, orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode())
+                return self.text(key, as_json(value))
             case Text(text=text):
                 return self.text(key, text)
             case Table():
@@ -184,16 +183,8 @@ def flat_config(config: dict[str, Any], prefix: str = "") -> dict[str, bool | fl
         elif isinstance(value, (bool, float, str)) or (isinstance(value, int) and abs(value) <= _EXACT):
             flat[name] = value
         else:
-            flat[name] = as_json(value).decode()
+            flat[name] = as_json(value)
     return flat
-
-
-def as_json(value: Any, option: int = 0) -> bytes:
-    """`value` as JSON; integers beyond 64 bits and what JSON has no word for as text."""
-    try:
-        return orjson.dumps(value, option=option | orjson.OPT_NON_STR_KEYS, default=str)
-    except (TypeError, orjson.JSONEncodeError):
-        return orjson.dumps(str(value))
 
 
 def markdown(table: Table) -> str:

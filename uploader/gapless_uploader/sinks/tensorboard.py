@@ -24,20 +24,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from gapless_schemas import path_name
 from gapless_uploader.operations import Amend, Config, Log, Rewind, Row, State, Table, Value
 from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Misconfigured, Refusal, RunView
 from gapless_uploader.sinks._crc32c import frame
 from gapless_uploader.sinks._disk import disk, replace_durably
+from gapless_uploader.sinks._json import as_json
 from gapless_uploader.sinks._naming import project_part, run_part
 from gapless_uploader.sinks._own_file import OwnFile
 from gapless_uploader.sinks._tensorboard_events import (
     MAX_TABLE_ROWS,
     Encoder,
     Unfit,
-    as_json,
     flat_config,
 )
 
@@ -231,7 +229,7 @@ class TensorboardSession:
             replace_durably(path, self._frames(events), f".gapless-{self._tag}.tmp")
 
     def _config_text(self, run: RunView) -> Any:
-        text = "\n".join(f"    {line}" for line in as_json(run.config, orjson.OPT_INDENT_2).decode().split("\n"))
+        text = "\n".join(f"    {line}" for line in as_json(run.config, indent=2).split("\n"))
         # In front of step 0, so that a purge from step 0 on leaves it.
         return self._encoder.row(-1, run.created, [self._encoder.text("config", text)])
 
