@@ -35,6 +35,10 @@ class SinkHarness:
     kind: str
     vendor: str | None = None
     """Module without which the sink must say `pip install 'gapless[kind]'`."""
+    extra: str | None = None
+    """The extra that installs the vendor, where its name is not the kind's."""
+    keeps_history = True
+    """False for a tracker that shows the last value of a key and nothing else."""
     random_histories = 40
     """How many random histories the suite plays; fewer where a tracker is slow."""
 

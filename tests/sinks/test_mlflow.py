@@ -130,7 +130,11 @@ def test_tables_are_found_by_mlflows_own_reader(served: Served) -> None:
     """MLflow's `load_table` reads a table back."""
     write(served.sink(), served.view, {}, row(7, samples=Table(["a", "b"], [[1, "x"], [2, "y"]])))
     held = served.run(served.view).info
-    frame = served.client().load_table(held.experiment_id, "tables/samples/7.json", [held.run_id])
+    mlflow.set_tracking_uri(served.uri)
+    try:
+        frame = served.client().load_table(held.experiment_id, "tables/samples/7.json", [held.run_id])
+    finally:
+        mlflow.set_tracking_uri(None)
 
     assert frame.to_dict("list") == {"a": [1, 2], "b": ["x", "y"]}
 
