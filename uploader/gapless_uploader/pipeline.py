@@ -18,14 +18,17 @@ from gapless_schemas import Header
 from gapless_uploader.adapt import adapt
 from gapless_uploader.history import History
 from gapless_uploader.operations import Amend, Operation, Row, State, Superseded
-from gapless_uploader.reader import RunReader
+from gapless_uploader.reader import Cursor, RunReader
+from gapless_uploader.rejoin import cursor_at
 from gapless_uploader.sink import (
     Batch,
     Memo,
     Misconfigured,
     Parked,
+    Place,
     Refusal,
     Rejected,
+    Resume,
     Retryable,
     RunView,
     Session,
@@ -117,6 +120,8 @@ class Pipeline:
         self._memo: Memo = dict(self.saved.get("memo", {}))
         self._generation: int = self.saved.get("generation", 1)
         self._acked_top: int = self.saved.get("top", -1)
+        self._batch_top = self._acked_top
+        """`_acked_top` when the batch at hand was made."""
         self._counts: Counter[str] = Counter(self.saved.get("counts", {}))
         self._refused: Counter[str] = Counter(self.saved.get("refused", {}))
         self._state: str | None = self.saved.get("state")
@@ -125,6 +130,8 @@ class Pipeline:
         self._slice = sink.capabilities.max_operations
         self._heartbeat_at = 0.0
         self._flush_due = False
+        self._is_behind = False
+        """The last reading left something for the next one."""
         self._looked_at: Mapping[str, Mapping[int, int]] | None = None
         self.not_before = 0.0
         """Monotonic seconds before which a step is of no use."""
@@ -154,6 +161,8 @@ class Pipeline:
             self._failed(outcome, str(error), now, error.after_s)
         except OSError as error:
             self._failed(outcome, _os_error(error), now, None)
+        except Resume as found:
+            self._rejoin(found, files, now, outcome)
         except (Parked, Misconfigured) as error:
             outcome.parked = str(error)
             outcome.parked_sink = isinstance(error, Misconfigured) or error.whole_sink
@@ -214,6 +223,8 @@ class Pipeline:
             self._settle(history, outcome)
         if not outcome.more:
             reader.rest()
+        elif not self._pending and not self._is_behind and history.view.state == "running":
+            self.not_before = max(self.not_before, now + self.sink.capabilities.interval_s)
 
     def _heartbeat(self, history: History, now: float) -> None:
         if self._session is None:
@@ -231,6 +242,7 @@ class Pipeline:
             count += len(taken.records)
             if count >= can.max_operations:
                 break
+        self._is_behind = any(not a.idle(files.sizes.get(name, {})) for name, a in reader.attempts.items())
         history.conclude(files.crashed)
         outcome.damage.extend(reader.take_damage())
         self._counts["damaged"] += len(outcome.damage)
@@ -244,6 +256,7 @@ class Pipeline:
             self._looked_at = files.sizes
 
     def _take_operations(self, history: History, outcome: Outcome) -> None:
+        self._batch_top = self._acked_top
         operations, refused, rewound = adapt(history.take(), self.sink.capabilities, self._acked_top)
         if rewound is not None and self._options.on_rewind == "new-run":
             self._begin_generation(rewound, outcome)
@@ -277,7 +290,7 @@ class Pipeline:
             self._session = self.sink.open(self._view(history), self._memo)
         part = self._pending[: self._slice]
         try:
-            ack = self._session.write(Batch(part, self._view(history), self._uncertain))
+            ack = self._session.write(Batch(part, self._view(history), self._uncertain, self._place()))
         except Rejected as error:
             self._rejected(error, outcome)
             return True
@@ -359,6 +372,23 @@ class Pipeline:
         outcome.progress["rewound_at"] = rewound
         outcome.more = True
 
+    def _rejoin(self, found: Resume, files: Files, now: float, outcome: Outcome) -> None:
+        """Stand where the tracker stands. Nothing is made durable: until the next yes the tracker says it again."""
+        self._close_session()
+        self._reader = self._history = None
+        self._pending, self._done, self._end, self._since_snapshot = [], 0, None, 0
+        self._memo, self._generation, self._state = found.memo, found.generation, None
+        self._acked_top = self._batch_top = found.place.top
+        try:
+            cursor = cursor_at(files.paths, found.place.at, now)
+            end = cursor_at(files.paths, found.place.to, now, cursor) if found.place.done else None
+        except OSError as error:
+            self._failed(outcome, _os_error(error), now, None)
+            return
+        place = {"cursor": cursor, "end": end, "done": found.place.done, "batch_top": found.place.top}
+        self.saved = {**self.saved, **place, "memo": found.memo, "generation": found.generation}
+        outcome.more = True
+
     # loading
 
     def _load(self, files: Files, now: float) -> tuple[RunReader, History]:
@@ -384,10 +414,12 @@ class Pipeline:
             end = self.saved.get("end")
             if end:
                 self._read_up_to(reader, history, files, now, end)
-                refused = self._refused.copy()
+                refused, top = self._refused.copy(), self._acked_top
+                self._acked_top = self.saved.get("batch_top", top)
                 self._take_operations(history, Outcome())
                 self._refused = refused
                 done = min(self.saved.get("done", 0), len(self._pending))
+                self._acked_top = max(top, *(_step_of(operation) for operation in self._pending[:done]), -1)
                 self._pending, self._done = self._pending[done:], done
                 self._uncertain = self._intent_saved = True
                 reader = self._reader_at(end, history, files)
@@ -431,8 +463,10 @@ class Pipeline:
     def _view(self, history: History) -> RunView:
         view = history.view
         view.generation = self._generation
-        view.positions = {name: attempt.seen.complete_to for name, attempt in history.attempts.items()}
         return view
+
+    def _place(self) -> Place:
+        return Place(_seqs(self.saved.get("cursor", {})), _seqs(self._end or {}), self._done, self._batch_top)
 
     def _progress(self) -> dict[str, Any]:
         open_end = self._end if (self._pending and (self._intent_saved or self._done)) else None
@@ -447,6 +481,7 @@ class Pipeline:
             "memo": self._memo,
             "generation": self._generation,
             "top": self._acked_top,
+            "batch_top": self._batch_top,
             "counts": dict(self._counts),
             "refused": dict(self._refused),
             "state": self._state,
@@ -474,6 +509,14 @@ def _idle(cursor: dict[str, Any] | None, sizes: Mapping[int, int]) -> bool:
         return not sizes
     ends = {segment: offset for segment, offset, _ in cursor["open"]}
     return all(ends.get(index, size if index < cursor["next"] else -1) == size for index, size in sizes.items())
+
+
+def _seqs(cursor: Cursor) -> dict[str, list[list[int]]]:
+    return {name: place["seen"] for name, place in cursor.items()}
+
+
+def _step_of(operation: Operation) -> int:
+    return operation.step if isinstance(operation, Row | Amend) and operation.step is not None else -1
 
 
 def _has_rows(operations: list[Operation]) -> bool:

@@ -16,6 +16,7 @@ SINKS = {
     "file": "gapless_uploader.sinks.file:FileSink",
     "memory": "gapless_uploader.sinks.memory:MemorySink",
     "tensorboard": "gapless_uploader.sinks.tensorboard:TensorboardSink",
+    "wandb": "gapless_uploader.sinks.wandb:WandbSink",
 }
 
 
