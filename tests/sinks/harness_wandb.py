@@ -15,7 +15,7 @@ from gapless_uploader.sinks._wandb_reader import READER
 from gapless_uploader.sinks.wandb import WandbSink
 from tests.servers.wandb_server import DEFAULT_KEY, WandbServer
 from tests.sinks.harness import Point, SinkHarness
-from tests.wandb_sink import LoopbackSink
+from tests.sinks.wandb.loopback import LoopbackSink
 
 
 class CountingSink(LoopbackSink):

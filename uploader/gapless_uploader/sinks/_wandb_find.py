@@ -92,8 +92,10 @@ class Finder:
         bucket = model.get("bucket") if isinstance(model, dict) else None
         if bucket is None:
             return None
-        counts = [bucket.get(name) or 0 for name in ("historyLineCount", "eventsLineCount", "logLineCount")]
-        return Held(*counts, bucket.get("summaryMetrics") or "{}")
+        lines, events, output = (
+            bucket.get(name) or 0 for name in ("historyLineCount", "eventsLineCount", "logLineCount")
+        )
+        return Held(lines, events, output, bucket.get("summaryMetrics") or "{}")
 
     def _compare(self, place: RunPlace, run: RunView, memo: Memo, held: Held | None) -> None:
         mine: int = memo["lines"]

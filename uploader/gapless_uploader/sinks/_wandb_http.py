@@ -104,6 +104,7 @@ class Http:
         credentials: Credentials | None = None,
     ) -> tuple[int, bytes, float | None]:
         import requests
+        from urllib3.exceptions import HTTPError
 
         session = getattr(self._local, "session", None)
         if session is None:
@@ -125,7 +126,7 @@ class Http:
             ) as response:
                 content = _read(response, deadline)
                 return response.status_code, content, _retry_after(response.headers.get("Retry-After"))
-        except requests.RequestException as error:
+        except (requests.RequestException, HTTPError) as error:
             raise Retryable(f"{what}: {_cause(error)} ({_host(url)})") from None
         except (OSError, ValueError) as error:
             raise Retryable(f"{what}: {type(error).__name__} ({_host(url)})") from None

@@ -8,7 +8,6 @@ holds has the fields of W&B's own types (`image-file`, `images/separated`, `vide
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -60,19 +59,14 @@ class MediaEncoder:
             return self._text(key, step, value.text, into)
         if isinstance(value, Table):
             return self._table(key, step, value, into)
-        encode: Callable[[MediaItem], dict[str, Any]]
-        match value.type:
-            case "histogram":
-                made = [_histogram(item.info) for item in value.items]
-                return made[0] if len(made) == 1 else made
-            case "image":
-                made = [self._file(key, step, "image", item, into) for item in value.items]
-                return self._images(key, step, value, made, into)
-            case "video" | "audio":
-                made = [self._file(key, step, value.type, item, into) for item in value.items]
-                return made[0] if len(made) == 1 else _listed(value, made)
-        made = [self._plain_file(key, step, item, into) for item in value.items]
-        return made[0] if len(made) == 1 else made
+        if value.type == "histogram":
+            return _one_or_all([_histogram(item.info) for item in value.items])
+        if value.type == "file":
+            return _one_or_all([self._plain_file(key, step, item, into) for item in value.items])
+        made = [self._file(key, step, value.type, item, into) for item in value.items]
+        if value.type == "image":
+            return self._images(key, step, made, into)
+        return made[0] if len(made) == 1 else _listed(value, made)
 
     def moved(self, key: str, step: int, text: str, into: Encoded) -> str:
         """A text that makes its row too large goes up as a file; the row says where it is."""
@@ -101,7 +95,7 @@ class MediaEncoder:
             made["caption"] = info["caption"]
         return made
 
-    def _images(self, key: str, step: int, value: Media, made: list[dict[str, Any]], into: Encoded) -> Any:
+    def _images(self, key: str, step: int, made: list[dict[str, Any]], into: Encoded) -> Any:
         if len(made) == 1:
             return made[0]
         if len(made) > MAX_SHOWN:
@@ -181,6 +175,10 @@ def _path_of(item: MediaItem) -> Path:
     if item.path is None:
         raise FileNotFoundError(2, "no file", "media")
     return item.path
+
+
+def _one_or_all(made: list[Any]) -> Any:
+    return made[0] if len(made) == 1 else made
 
 
 def _histogram(info: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from gapless_uploader.sink import Retryable
@@ -130,7 +131,7 @@ def _matters(name: str) -> bool:
 def _environment() -> dict[str, str]:
     """This process's environment, in which the child finds our packages and W&B's settings, and stays quiet."""
     quiet = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_CONSOLE": "off", "PYTHONUTF8": "1"}
-    here = [os.path.abspath(path) for path in sys.path if path]
+    here = [str(Path(path).absolute()) for path in sys.path if path]
     kept = {name: value for name, value in os.environ.items() if name not in ("WANDB_MODE", "WANDB_RUN_ID")}
     return {**kept, **quiet, "PYTHONPATH": os.pathsep.join(here)}
 

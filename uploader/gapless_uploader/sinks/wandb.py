@@ -20,13 +20,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gapless_uploader.sink import Capabilities, Memo, Misconfigured, Parked, Place, Resume, Retryable, RunView, Session
+from gapless_uploader.sink import Capabilities, Memo, Misconfigured, Parked, Place, Resume, RunView, Session
 from gapless_uploader.sinks._wandb_describe import project_name, run_name
+from gapless_uploader.sinks._wandb_draft import Limits
 from gapless_uploader.sinks._wandb_files import RunPlace
 from gapless_uploader.sinks._wandb_find import Finder
 from gapless_uploader.sinks._wandb_http import NOT_LET_IN, Credentials, Http
 from gapless_uploader.sinks._wandb_reader import READER
-from gapless_uploader.sinks._wandb_session import Limits, WandbSession
+from gapless_uploader.sinks._wandb_session import WandbSession
 
 MODES = ("online", "offline", "disabled")
 TESTED = ((0, 19), (0, 31))
@@ -78,8 +79,8 @@ class WandbSink:
         self._finder = Finder(self._http, settle_s, clock, self._adopts)
         self.capabilities = Capabilities(
             exactly_once=(
-                "line i of the history is the i-th row operation for ever, and the progress is in the summary of the same"
-                " request; assumes that W&B writes a line to the offset it is sent with"
+                "line i of the history is the i-th row operation for ever, and the progress is in the summary of the"
+                " same request; assumes that W&B writes a line to the offset it is sent with"
             ),
             unstepped=True,
             text=True,
