@@ -210,6 +210,8 @@ class Pipeline:
         reader, history = self._load(files, now)
         if not self._pending:
             self._read(reader, history, files, now, outcome)
+            if self._reader is None:
+                return  # a fresh generation begins with the next step
         if self._pending:
             if not self._write(history, now, outcome):
                 return
@@ -247,6 +249,8 @@ class Pipeline:
         outcome.damage.extend(reader.take_damage())
         self._counts["damaged"] += len(outcome.damage)
         self._take_operations(history, outcome)
+        if self._reader is None:
+            return
         self._end = reader.cursor()
         outcome.more = count > 0
         self._looked_at = None
@@ -356,6 +360,8 @@ class Pipeline:
     def _begin_generation(self, rewound: int, outcome: Outcome) -> None:
         """Leave the tracker run as it is, tagged, and send the whole corrected history to a fresh one."""
         old = self._view(self._history) if self._history else None
+        # The operations at hand are of no use to either run: if saying so fails, they are read and made again.
+        self._reader = self._history = None
         if old is not None:
             if self._session is None:
                 self._session = self.sink.open(old, self._memo)
@@ -363,7 +369,6 @@ class Pipeline:
             self._session.write(Batch([Superseded(fresh)], old))
         self._close_session()
         self._generation += 1
-        self._reader = self._history = None
         self._memo, self._acked_top, self._state = {}, -1, None
         self._pending, self._done, self._end, self._since_snapshot = [], 0, None, 0
         self.saved = {**self.saved, "cursor": {}, "end": None}
