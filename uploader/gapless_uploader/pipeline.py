@@ -172,7 +172,16 @@ class Pipeline:
         else:
             if self._failures and (outcome.rows or outcome.progress):
                 outcome.recovered_after, self._failures = self._failures, 0
+        self._note_trouble(outcome)
         return outcome
+
+    def _note_trouble(self, outcome: Outcome) -> None:
+        """Keep with the progress why it does not move, for whoever asks from outside."""
+        trouble = outcome.failed or outcome.parked
+        moved = outcome.progress is not None
+        if trouble != self.saved.get("trouble") and (trouble is not None or moved):
+            self.saved = {**self.saved, "trouble": trouble}
+            outcome.progress = {**(outcome.progress or self._progress()), "trouble": trouble}
 
     def heartbeat_due(self, now: float) -> bool:
         """Whether the tracker has to hear that the training lives."""
@@ -475,6 +484,9 @@ class Pipeline:
 
     def _progress(self) -> dict[str, Any]:
         open_end = self._end if (self._pending and (self._intent_saved or self._done)) else None
+        done = self._done
+        if self._history is None:  # nothing is loaded: what is open is as it was saved
+            open_end, done = self.saved.get("end"), self.saved.get("done", 0)
         return {
             **self.saved,
             "project": self.key[0],
@@ -482,7 +494,7 @@ class Pipeline:
             "sink": f"{self.sink.kind}:{self.sink.target}",
             "cursor": self.saved.get("cursor", {}),
             "end": open_end,
-            "done": self._done if open_end else 0,
+            "done": done if open_end else 0,
             "memo": self._memo,
             "generation": self._generation,
             "top": self._acked_top,
