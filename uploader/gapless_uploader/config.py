@@ -9,6 +9,8 @@ crashed_after_s = 300                     # a silent run without a finish has cr
 slow_scan_s = 60                          # the longest time between two looks at a quiet run
 project = ["grpo*"]                       # only these projects
 run = ["*"]                               # only these run ids
+adopt = ["RUN"]                           # append to this run at W&B, though no state of it is left
+new_id = { RUN = "ID" }                   # upload the run RUN to W&B under another id
 
 [sinks.tensorboard]                       # a sink's own options, by its kind
 ```
@@ -26,7 +28,9 @@ from gapless_uploader.sink import Misconfigured, Sink
 from gapless_uploader.sinks import make_sink
 from gapless_uploader.uploader import UploaderOptions, default_state_folder
 
-_LISTS = ("to", "project", "run")
+_LISTS = ("to", "project", "run", "adopt")
+_IDENTIFIES = ("wandb",)
+"""Sinks that know `adopt` and `new_id`."""
 _NUMBERS = ("workers", "crashed_after_s", "slow_scan_s", "grace_s")
 
 
@@ -43,6 +47,8 @@ class UploaderConfig:
     grace_s: float = 30.0
     project: tuple[str, ...] = ()
     run: tuple[str, ...] = ()
+    adopt: tuple[str, ...] = ()
+    new_id: dict[str, str] = field(default_factory=dict)
     sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,7 +79,16 @@ class UploaderConfig:
             raise Misconfigured("no sink: say --to SINK, for example --to tensorboard:runs")
         if len(set(self.to)) != len(self.to):
             raise Misconfigured(f"one sink twice in {', '.join(self.to)}")
-        return [make_sink(spec, self.sinks.get(spec.partition(":")[0])) for spec in self.to]
+        return [make_sink(spec, self._options_of(spec.partition(":")[0])) for spec in self.to]
+
+    def _options_of(self, kind: str) -> dict[str, Any]:
+        options = dict(self.sinks.get(kind, {}))
+        if kind in _IDENTIFIES:
+            if self.adopt:
+                options["adopt"] = list(self.adopt)
+            if self.new_id:
+                options["new_id"] = dict(self.new_id)
+        return options
 
 
 def load_config(path: Path | None, **flags: Any) -> UploaderConfig:
@@ -100,6 +115,9 @@ def load_config(path: Path | None, **flags: Any) -> UploaderConfig:
             values[key] = tuple(listed)
     if "state" in values:
         values["state"] = Path(str(values["state"])).expanduser()
+    new_id = values.get("new_id", {})
+    if not isinstance(new_id, dict) or not all(isinstance(item, str) for item in new_id.values()):
+        raise Misconfigured(f"{source}: new_id must be a table of run = id")
     sinks = values.get("sinks", {})
     if not isinstance(sinks, dict) or not all(isinstance(options, dict) for options in sinks.values()):
         raise Misconfigured(f"{source}: sinks must be tables, [sinks.KIND]")
@@ -108,4 +126,17 @@ def load_config(path: Path | None, **flags: Any) -> UploaderConfig:
     except Misconfigured as error:
         raise Misconfigured(f"{source}: {error}") from None
     given = {key: value for key, value in flags.items() if value not in (None, ())}
+    if "new_id" in given:
+        given["new_id"] = {**config.new_id, **_pairs(given["new_id"])}
     return replace(config, **given)
+
+
+def _pairs(given: tuple[str, ...]) -> dict[str, str]:
+    """`RUN=ID` each. Raises Misconfigured."""
+    pairs = {}
+    for item in given:
+        run, is_pair, tracker_id = item.rpartition("=")
+        if not is_pair or not run or not tracker_id:
+            raise Misconfigured(f"--new-id is {item!r}; it must be RUN=ID")
+        pairs[run] = tracker_id
+    return pairs
