@@ -7,11 +7,12 @@ import re
 import shlex
 from datetime import UTC, datetime
 from hashlib import sha256
+from math import isfinite, isnan
 from typing import Any
 
 from gapless_uploader.sink import RunView
 from gapless_uploader.sinks._wandb_axes import definitions
-from gapless_uploader.sinks._wandb_lines import plain, tracker_key
+from gapless_uploader.sinks._wandb_lines import TooBig, plain, tracker_key
 
 _NOT_IN_A_PROJECT = re.compile(r"[/\\#?%:\x00-\x1f\x7f-\x9f]")
 _NOT_IN_A_RUN = re.compile(r"[/\\:;,#?%\x00-\x1f\x7f-\x9f\s]")
@@ -65,9 +66,16 @@ def config_text(run: RunView, late_axis: bool, version: str, renamed: list[str])
 
 
 def _held(value: Any) -> Any:
+    """A value as strict JSON holds it: W&B's configs are no place for NaN, so it is a text there."""
+    if isinstance(value, dict):
+        return {str(key): _held(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_held(item) for item in value]
+    if isinstance(value, float) and not isfinite(value):
+        return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
     try:
         return plain(value)
-    except ValueError:
+    except TooBig:
         return str(value)
 
 
