@@ -96,8 +96,6 @@ class Ring:
         """The first step without a number; None until the predecessor was read."""
         self.dropped = 0
         self.began = monotonic()
-        self.make_room: Callable[[], None] | None = None
-        """Called, under the callers' lock, when the ring is full."""
         self.reason = "the disk did not take rows and the ring was full"
         self._lock = RLock()
         self._pending = self._last = Row(0, 0, 0, 0, True, False, None, None, None)
@@ -127,55 +125,81 @@ class Ring:
         and counted; `always` makes it fit.
         """
         with self._lock:
-            while True:
-                last = self._settled()
-                floating = last.floating and self.base_step is None
-                next_step = last.next_step
-                if last.floating and not floating:
-                    next_step += self.base_step or 0
-                relative = False
-                own = last.own
-                if step is not None:
-                    if step <= AUTO:
-                        actual: int | None = next_step
-                        if step < AUTO:  # a stand-in
-                            actual = AUTO - 1 - step + (0 if floating else self.base_step or 0)
-                        next_step = max(next_step, (actual or 0) + 1)
-                        relative = floating
-                    else:
-                        actual = step
-                        next_step = step + 1 if not own or floating else max(next_step, step + 1)
-                        floating = False
-                    own = True
+            return self._append(kind, step, data, marks, t, payload, always)
+
+    def offer(self, kind: str, data: bytes, *, always: bool = False) -> bool:
+        """Hand over one row without a step, unless another thread is appending; whether it was. For the taker alone.
+
+        The taker never waits for a caller: that one may have been interrupted by a handler that waits for the taker.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._append(kind, None, data, None, None, None, always)
+        finally:
+            self._lock.release()
+        return True
+
+    def _append(
+        self,
+        kind: str,
+        step: int | None,
+        data: bytes,
+        marks: bytes | None,
+        t: float | None,
+        payload: Payload | None,
+        always: bool,
+    ) -> int | None:
+        while True:
+            last = self._settled()
+            floating = last.floating and self.base_step is None
+            next_step = last.next_step
+            if last.floating and not floating:
+                next_step += self.base_step or 0
+            relative = False
+            own = last.own
+            if step is not None:
+                if step <= AUTO:
+                    actual: int | None = next_step
+                    if step < AUTO:  # a stand-in
+                        actual = AUTO - 1 - step + (0 if floating else self.base_step or 0)
+                    next_step = max(next_step, (actual or 0) + 1)
+                    relative = floating
                 else:
-                    actual = None
-                told = AUTO - 1 - actual if relative and actual is not None else actual
-                now = time() if t is None else t
-                mono = monotonic() - self.began
-                if last.gap is not None:
-                    if not always and not self._fits(last, len(data)):
-                        self._drop(last, actual, next_step, floating, own)
-                        return told
-                    self._hand_over(last, self._gap_row(last, now, mono))
-                    continue
-                seq = last.seq + 1
-                if relative or payload is not None:
-                    late = Late(now, mono, kind, actual, relative, data, marks, payload)
-                    line = None
-                    size = len(data) + (payload.size if payload is not None else 0)
-                else:
-                    late = None
-                    line = encode_record(seq, now, mono, kind, actual, data, marks)
-                    size = len(line)
-                if not always and not self._fits(last, size):
+                    actual = step
+                    next_step = step + 1 if not own or floating else max(next_step, step + 1)
+                    floating = False
+                own = True
+            else:
+                actual = None
+            told = AUTO - 1 - actual if relative and actual is not None else actual
+            now = time() if t is None else t
+            mono = monotonic() - self.began
+            if last.gap is not None:
+                # A hole ends when the ring is well below its limits: not at the first row that is small enough.
+                if not always and not self._has_room(last, len(data), 0.75):
                     self._drop(last, actual, next_step, floating, own)
                     return told
-                row = Row(seq, last.number + 1, last.end + size, next_step, floating, own, line, late, None)
-                if self._hand_over(last, row):
-                    return told
+                self._hand_over(last, self._gap_row(last, now, mono))
+                continue
+            seq = last.seq + 1
+            if relative or payload is not None:
+                late = Late(now, mono, kind, actual, relative, data, marks, payload)
+                line = None
+                size = len(data) + (payload.size if payload is not None else 0)
+            else:
+                late = None
+                line = encode_record(seq, now, mono, kind, actual, data, marks)
+                size = len(line)
+            if not always and not self._has_room(last, size, 1.0):
+                self._drop(last, actual, next_step, floating, own)
+                return told
+            row = Row(seq, last.number + 1, last.end + size, next_step, floating, own, line, late, None)
+            if self._hand_over(last, row):
+                return told
 
     def close_gap(self) -> None:
-        """Hand over the `gap` record of a hole that nothing followed. Gives up when a caller holds the lock."""
+        """Hand over the `gap` record of a hole that nothing followed, unless another thread is appending."""
         if self._last.gap is None or not self._lock.acquire(blocking=False):
             return
         try:
@@ -201,18 +225,11 @@ class Ring:
         self._last = self._pending
         return True
 
-    def _fits(self, last: Row, size: int) -> bool:
-        if self._has_room(last, size):
-            return True
-        if self.make_room is not None:
-            self.make_room()
-        return self._has_room(last, size)
-
-    def _has_room(self, last: Row, size: int) -> bool:
+    def _has_room(self, last: Row, size: int, share: float) -> bool:
         number, end = self.released
         held = last.number - number
         # A single row larger than the whole ring passes when nothing else waits.
-        return held == 0 or (held < self.max_rows and last.end - end + size <= self.max_bytes)
+        return held == 0 or (held < self.max_rows * share and last.end - end + size <= self.max_bytes * share)
 
     def _drop(self, last: Row, step: int | None, next_step: int, floating: bool, own: bool) -> None:
         seq = last.seq + 1

@@ -41,6 +41,8 @@ RING_BYTES: Final = 64 << 20
 FINISH_TIMEOUT_S: Final = 10.0
 OPEN_TIMEOUT_S: Final = 2.0
 """`init` waits this long for a disk at most, and goes on without it."""
+DESCRIBE_TIMEOUT_S: Final = 1.5
+"""`finish` waits this long at most for the `system` record of a run that has just begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,11 @@ class Run:
         code = None if exit_code is None else int(exit_code)
         state = "failed" if code else "finished"
         deadline = monotonic() + (self._finish_timeout if timeout is None else timeout)
-        self._writer.close(orjson.dumps({"state": state, "exit_code": code}))
+        self._writer.close()
+        if self._writer.threaded:
+            self._writer.described.wait(min(DESCRIBE_TIMEOUT_S, max(0.0, deadline - monotonic())))
+        self._ring.append("finish", None, orjson.dumps({"state": state, "exit_code": code}), always=True)
+        self._writer.end()
         if self._writer.threaded:
             self._writer.done.wait(max(0.0, deadline - monotonic()))
         else:
@@ -509,6 +515,8 @@ def init(
     if resume not in ("never", "auto"):
         raise ValueError(f"resume={resume!r}: say 'never' or 'auto'")
     rewinds = resume_step is not None and resume_step is not False
+    if rewinds and not hasattr(resume_step, "__index__"):
+        raise TypeError(f"resume_step is an integer, False or None, not {type(resume_step).__name__}")
     if resume_step is True or (rewinds and not 0 <= index(resume_step or 0) <= MAX_STEP):
         raise ValueError(f"resume_step={resume_step!r}: say a step from 0 to 2**53 - 1, False or None")
     if ring_rows < 1 or ring_bytes < 1:
@@ -541,7 +549,6 @@ def init(
         sync_each=durability == "sync",
         describe=lambda: [part.data for part in encode_plain(describe(environment), run._report)],
     )
-    ring.make_room = spool.make_room
     run = Run(ring, spool, place, warner, finish_timeout)
     identity = {
         "name": name,

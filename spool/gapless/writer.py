@@ -17,6 +17,7 @@ from time import monotonic, sleep
 
 import orjson
 
+from gapless.bell import Bell
 from gapless.place import Place
 from gapless.ring import Gap, Ring, Row
 from gapless.segment import Segment
@@ -53,6 +54,8 @@ class Writer:
         self.sync_each = sync_each
         self.opened = Event()
         """The first segment's header and the rows before it are written, or the first try has failed."""
+        self.described = Event()
+        """The system was described, or the disk is in trouble."""
         self.done = Event()
         """All rows are on the disk and the last segment is closed."""
         self.failing = False
@@ -62,6 +65,9 @@ class Writer:
         self._ring = ring
         self._warner = warner
         self._describe: Callable[[], list[bytes]] | None = describe
+        self._description: list[bytes] = []
+        self._owed: bytes | None = None
+        """A `gap` record that is to be handed over."""
         self._io = Lock()
         self._io_owner = 0
         self._kept: list[Row] = []
@@ -78,11 +84,11 @@ class Writer:
         self._last_alive = monotonic()
         self._last_row = monotonic()
         self._last_taken = 0
-        self._wake = Event()
+        self._bell = Bell()
         self._parked = False
         self._sync_wanted = False
         self._closing = False
-        self._finish: bytes | None = None
+        self._ending = False
         self.threaded = False
 
     @property
@@ -114,41 +120,41 @@ class Writer:
         if self.inline:
             self.write_now()
         if self._parked:
-            self._wake.set()
+            self._bell.ring()
 
     def write_now(self) -> None:
         """Write what is in the ring, and sync it where each row is to be; a disk in trouble is left to the thread."""
-        if self._io_owner == get_ident():  # a signal handler that logs while its own thread writes
+        me = get_ident()
+        if self._io_owner == me:  # a signal handler that logs while its own thread writes
             return
         with self._io:
-            self._io_owner = get_ident()
+            self._io_owner = me  # at once: no handler can come between the lock and this
             try:
                 self._drain()
                 if self.sync_each and self._segment is not None and self._synced < self._written:
                     self._sync_inline()
                 if not self.threaded:
                     self._trim()
+                elif self._is_crowded(0.75):
+                    # A sync that hangs holds back rows that are written: let them go before new ones are dropped.
+                    self._release(self._written)
             finally:
                 self._io_owner = 0
-
-    def make_room(self) -> None:
-        """Forget written rows that wait for a sync, if that needs no waiting: better than to drop new ones."""
-        if self._io_owner != get_ident() and self._io.acquire(blocking=False):
-            try:
-                self._release(self._written)
-            finally:
-                self._io.release()
 
     def sync(self) -> None:
         """Ask for a sync; `synced` tells when it is done."""
         self._sync_wanted = True
-        self._wake.set()
+        self._bell.ring()
 
-    def close(self, last: bytes) -> None:
-        """Ask the thread to write and sync everything, a `finish` record of `last` at the end; `done` tells."""
-        self._finish = last
+    def close(self) -> None:
+        """Ask the thread to describe the system now if it has not; `described` tells, or that it cannot."""
         self._closing = True
-        self._wake.set()
+        self._bell.ring()
+
+    def end(self) -> None:
+        """Ask the thread to write and sync everything that was handed over and to end; `done` tells."""
+        self._ending = True
+        self._bell.ring()
 
     def turn_inline(self) -> bool:
         """One turn of a writer that has no thread; True when all is done."""
@@ -167,7 +173,7 @@ class Writer:
                 self._wait()
             except Exception as error:  # noqa: BLE001  # the turn of a daemon: whatever it is, rows must go on
                 self._warner.warn("turn", f"the writer met {type(error).__name__}: {error}; it goes on")
-                self._wake.wait(LAST_BACKOFF_S)
+                self._bell.wait(LAST_BACKOFF_S)
 
     def _turn(self) -> bool:
         """Do what is due; True when all is done."""
@@ -177,21 +183,22 @@ class Writer:
         self.opened.set()
         if self._sync_due(now):
             self._sync_beside()
-        if not self._ring.inbox:
+        if self._owed is not None and self._ring.offer("gap", self._owed, always=True):
+            self._owed = None
+        if self._written >= self._ring.last.number:
             self._ring.close_gap()
         if self._segment is not None:
             self._say_system()
-            if now - self._last_alive >= ALIVE_S and not self._closing:
+            due = now - self._last_alive >= ALIVE_S and not self._closing
+            if due and self._ring.offer("alive", b"{}"):
                 self._last_alive = now
-                self._ring.append("alive", None, b"{}")
-            if self._closing and self._finish is not None:
-                last, self._finish = self._finish, None
-                self._ring.append("finish", None, last, always=True)
-        return self._closing and self._end()
+        if self.failing:
+            self.described.set()
+        return self._ending and self._end()
 
     def _end(self) -> bool:
         last = self._ring.last
-        if self._finish is not None or last.gap is not None or self._synced < last.number or self._ring.inbox:
+        if self._owed is not None or last.gap is not None or self._synced < last.number or self._ring.inbox:
             return False
         with self._io:
             segment, self._segment = self._segment, None
@@ -206,47 +213,44 @@ class Writer:
         if self._ring.last.seq != self._last_taken:
             self._last_taken = self._ring.last.seq
             self._last_row = now
-        if self.failing:
-            self._wake.wait(max(0.001, self._retry_at - now))
-            if not self._closing:
-                self._wake.clear()
-            return
         if self._closing:
-            sleep(0.001)
+            sleep(max(0.001, self._retry_at - now))
+            return
+        if self.failing:
+            self._bell.wait(max(0.001, self._retry_at - now))
             return
         if not self.inline and now - self._last_row < BUSY_S:
-            self._wake.wait(POLL_S)
-            self._wake.clear()
+            self._bell.wait(POLL_S)
             return
         due = self._last_alive + ALIVE_S
         if self._synced < self._written:
             due = min(due, self._last_sync + SYNC_S)
-        self._wake.clear()
         self._parked = True
         # A row handed over before the line above was seen by nobody: look once more.
-        if not (self._ring.inbox or self._closing or self._sync_wanted):
-            self._wake.wait(max(0.001, due - now))
+        if not (self._ring.inbox or self._closing or self._sync_wanted or self._description):
+            self._bell.wait(max(0.001, due - now))
         self._parked = False
-        self._wake.clear()
 
     def _sync_due(self, now: float) -> bool:
         if self._segment is None or self._synced >= self._written:
             if not self._ring.inbox:
                 self._sync_wanted = False
             return False
-        return (
-            self._sync_wanted
-            or self._closing
-            or now - self._last_sync >= SYNC_S
-            or self._ring.size_bytes * 2 > self._ring.max_bytes
-            or (self._ring.last.number - self._ring.released[0]) * 2 > self._ring.max_rows
-        )
+        return self._sync_wanted or self._closing or now - self._last_sync >= SYNC_S or self._is_crowded(0.5)
+
+    def _is_crowded(self, share: float) -> bool:
+        ring = self._ring
+        number, end = ring.released
+        return ring.last.end - end > ring.max_bytes * share or ring.last.number - number > ring.max_rows * share
 
     def _say_system(self) -> None:
-        describe, self._describe = self._describe, None
-        if describe is not None:
-            for data in describe():
-                self._ring.append("system", None, data)
+        if self._describe is not None:
+            self._description = self._describe()
+            self._describe = None
+        while self._description and self._ring.offer("system", self._description[0]):
+            del self._description[0]
+        if not self._description:
+            self.described.set()
 
     # Writing. The I/O lock is held.
 
@@ -343,7 +347,7 @@ class Writer:
         gap = Gap(count - self._synced, self._synced_seq + 1, self._released_seq, None, None, "a sync failed")
         self.lost += gap.rows
         self._synced, self._synced_seq = count, self._released_seq
-        self._ring.append("gap", None, gap.data(), always=True)
+        self._owed = gap.data()
 
     def _leave_segment(self) -> None:
         segment, self._segment = self._segment, None
@@ -372,7 +376,8 @@ class Writer:
     def _recovered(self) -> None:
         self.failing = False
         self._retry_at = 0.0
-        self._warner.say(f"{self._place.folder} takes rows again after {monotonic() - self._failing_since:.1f} s")
+        took = monotonic() - self._failing_since
+        self._warner.warn("disk back", f"{self._place.folder} takes rows again after {took:.1f} s")
 
     # Syncing.
 
