@@ -35,8 +35,8 @@ class Part(NamedTuple):
 
 
 def encode_fast(data: object) -> bytes | None:
-    """The JSON of a flat dict of plain finite numbers and texts; None when it is anything else."""
-    if type(data) is not dict or not _FAST_TYPES.issuperset(map(type, data.values())):
+    """The JSON of a flat dict of plain finite numbers and texts; None when it is anything else, or empty."""
+    if type(data) is not dict or not data or not _FAST_TYPES.issuperset(map(type, data.values())):
         return None
     try:
         text = orjson.dumps(data, option=orjson.OPT_STRICT_INTEGER)

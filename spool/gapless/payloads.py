@@ -197,11 +197,10 @@ class _Items(Payload):
         self._key = key
         self._kind = kind
         self._items = items
-        self.failed: list[str] = []
 
     def store(self, put: Put) -> bytes:
         items: list[dict[str, Any]] = []
-        self.failed = []
+        failed: list[str] = []
         for item in self._items:
             try:
                 if item.content is None:
@@ -213,10 +212,11 @@ class _Items(Payload):
                     content, extension, more = item.content()
                     items.append({**item.fields, **more, "media": put(extension, content=content), "format": extension})
             except Refused as why:
-                self.failed.append(str(why))
+                failed.append(str(why))
         data: dict[str, Any] = {"key": self._key, "type": self._kind, "items": items}
-        if self.failed:
-            data["errors"] = self.failed
+        if failed:
+            data["errors"] = failed
+        self.failed = failed
         return orjson.dumps(data)
 
 

@@ -11,7 +11,7 @@ When the ring is full, new rows are dropped. They use up their seqs, and one `ga
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import RLock
 from time import monotonic, time
 from typing import Final, NamedTuple
@@ -55,9 +55,12 @@ class Late(NamedTuple):
 
 
 class Payload:
-    """What a row refers to: stored before the row's line is written. `size` is the memory held, in bytes."""
+    """What a row refers to: stored before the row's line is written."""
 
     size: int = 0
+    """Memory held, in bytes."""
+    failed: Sequence[str] = ()
+    """Why parts of it could not be stored, after `store`."""
 
     def store(self, put: Callable[..., str]) -> bytes:
         """Store the payload with `put` and return the line's data. Raises OSError when the disk does."""
@@ -227,9 +230,10 @@ class Ring:
 
     def _has_room(self, last: Row, size: int, share: float) -> bool:
         number, end = self.released
-        held = last.number - number
-        # A single row larger than the whole ring passes when nothing else waits.
-        return held == 0 or (held < self.max_rows * share and last.end - end + size <= self.max_bytes * share)
+        used = last.end - end
+        # A payload that is larger than the ring itself passes while the ring is nearly empty.
+        fits = used + size <= self.max_bytes * share or used <= self.max_bytes // 4
+        return fits and last.number - number < self.max_rows * share
 
     def _drop(self, last: Row, step: int | None, next_step: int, floating: bool, own: bool) -> None:
         seq = last.seq + 1

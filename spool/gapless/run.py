@@ -547,6 +547,7 @@ def init(
         warner,
         inline=durability != "thread",
         sync_each=durability == "sync",
+        report=lambda *told: run._report(*told),
         describe=lambda: [part.data for part in encode_plain(describe(environment), run._report)],
     )
     run = Run(ring, spool, place, warner, finish_timeout)

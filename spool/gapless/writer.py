@@ -18,6 +18,7 @@ from time import monotonic, sleep
 import orjson
 
 from gapless.bell import Bell
+from gapless.encode import Report
 from gapless.place import Place
 from gapless.ring import Gap, Ring, Row
 from gapless.segment import Segment
@@ -49,6 +50,7 @@ class Writer:
         inline: bool,
         sync_each: bool,
         describe: Callable[[], list[bytes]],
+        report: Report,
     ) -> None:
         self.inline = inline
         self.sync_each = sync_each
@@ -64,6 +66,7 @@ class Writer:
         self._place = place
         self._ring = ring
         self._warner = warner
+        self._report = report
         self._describe: Callable[[], list[bytes]] | None = describe
         self._description: list[bytes] = []
         self._owed: bytes | None = None
@@ -324,6 +327,9 @@ class Writer:
                 data = late.payload.store(self._place.store.put)
             except Refused as why:
                 data = orjson.dumps({"error": str(why)})
+                self._report("refused", "payload", str(why))
+            for text in late.payload.failed:
+                self._report("refused", "payload", text)
         step = late.step
         if late.floating and step is not None:
             step += self._ring.base_step or 0
