@@ -57,7 +57,7 @@ class Writer:
         self.opened = Event()
         """The first segment's header and the rows before it are written, or the first try has failed."""
         self.described = Event()
-        """The system was described, or the disk is in trouble."""
+        """The `system` record was handed over."""
         self.done = Event()
         """All rows are on the disk and the last segment is closed."""
         self.failing = False
@@ -150,7 +150,7 @@ class Writer:
         self._bell.ring()
 
     def close(self) -> None:
-        """Ask the thread to describe the system now if it has not; `described` tells, or that it cannot."""
+        """Ask the thread to describe the system now if it has not; `described` tells."""
         self._closing = True
         self._bell.ring()
 
@@ -190,13 +190,10 @@ class Writer:
             self._owed = None
         if self._written >= self._ring.last.number:
             self._ring.close_gap()
-        if self._segment is not None:
-            self._say_system()
-            due = now - self._last_alive >= ALIVE_S and not self._closing
-            if due and self._ring.offer("alive", b"{}"):
-                self._last_alive = now
-        if self.failing:
-            self.described.set()
+        self._say_system()
+        due = now - self._last_alive >= ALIVE_S and self._segment is not None and not self._closing
+        if due and self._ring.offer("alive", b"{}"):
+            self._last_alive = now
         return self._ending and self._end()
 
     def _end(self) -> bool:
@@ -247,6 +244,8 @@ class Writer:
         return ring.last.end - end > ring.max_bytes * share or ring.last.number - number > ring.max_rows * share
 
     def _say_system(self) -> None:
+        if self._ending:  # the disk hung so long that the `finish` record, which is the last, came first
+            return
         if self._describe is not None:
             self._description = self._describe()
             self._describe = None
