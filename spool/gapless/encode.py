@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gapless.payloads import Media, as_media
-from gapless.values import Plain, Refused, as_mapping, as_number, carefully, entries
+from gapless.media import Media, as_media
+from gapless.numeric import Refused, as_number
+from gapless.values import Plain, as_mapping, carefully, entries
 from gapless_schemas import MAX_LINE_BYTES
 
 MAX_DATA_BYTES: Final = MAX_LINE_BYTES - 512

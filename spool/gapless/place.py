@@ -51,6 +51,7 @@ class Place:
         self._segment = 0
         self._host = gethostname()
         self._pid = os.getpid()
+        self._boot_id = _boot_id()
         self._store: Store | None = None
 
     @property
@@ -111,7 +112,7 @@ class Place:
                 first_seq=first_seq,
                 host=self._host,
                 pid=self._pid,
-                boot_id=_boot_id(),
+                boot_id=self._boot_id,
                 created=self.created,
                 resume_step=self._resume_step,
             )

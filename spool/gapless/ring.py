@@ -128,7 +128,53 @@ class Ring:
         and counted; `always` makes it fit.
         """
         with self._lock:
-            return self._append(kind, step, data, marks, t, payload, always)
+            while True:
+                last = self._settled()
+                floating = last.floating and self.base_step is None
+                next_step = last.next_step
+                if last.floating and not floating:
+                    next_step += self.base_step or 0
+                relative = False
+                own = last.own
+                if step is not None:
+                    if step <= AUTO:
+                        actual: int | None = next_step
+                        if step < AUTO:  # a stand-in
+                            actual = AUTO - 1 - step + (0 if floating else self.base_step or 0)
+                        next_step = max(next_step, (actual or 0) + 1)
+                        relative = floating
+                    else:
+                        actual = step
+                        next_step = step + 1 if not own or floating else max(next_step, step + 1)
+                        floating = False
+                    own = True
+                else:
+                    actual = None
+                told = AUTO - 1 - actual if relative and actual is not None else actual
+                now = time() if t is None else t
+                mono = monotonic() - self.began
+                if last.gap is not None:
+                    # A hole ends when the ring is well below its limits: not at the first row that is small enough.
+                    if not always and not self._has_room(last, len(data), 0.75):
+                        self._drop(last, actual, next_step, floating, own)
+                        return told
+                    self._hand_over(last, self._gap_row(last, now, mono))
+                    continue
+                seq = last.seq + 1
+                if relative or payload is not None:
+                    late = Late(now, mono, kind, actual, relative, data, marks, payload)
+                    line = None
+                    size = len(data) + (payload.size if payload is not None else 0)
+                else:
+                    late = None
+                    line = encode_record(seq, now, mono, kind, actual, data, marks)
+                    size = len(line)
+                if not always and not self._has_room(last, size, 1.0):
+                    self._drop(last, actual, next_step, floating, own)
+                    return told
+                row = Row(seq, last.number + 1, last.end + size, next_step, floating, own, line, late, None)
+                if self._hand_over(last, row):
+                    return told
 
     def offer(self, kind: str, data: bytes, *, always: bool = False) -> bool:
         """Hand over one row without a step, unless another thread is appending; whether it was. For the taker alone.
@@ -138,68 +184,10 @@ class Ring:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            self._append(kind, None, data, None, None, None, always)
+            self.append(kind, None, data, always=always)
         finally:
             self._lock.release()
         return True
-
-    def _append(
-        self,
-        kind: str,
-        step: int | None,
-        data: bytes,
-        marks: bytes | None,
-        t: float | None,
-        payload: Payload | None,
-        always: bool,
-    ) -> int | None:
-        while True:
-            last = self._settled()
-            floating = last.floating and self.base_step is None
-            next_step = last.next_step
-            if last.floating and not floating:
-                next_step += self.base_step or 0
-            relative = False
-            own = last.own
-            if step is not None:
-                if step <= AUTO:
-                    actual: int | None = next_step
-                    if step < AUTO:  # a stand-in
-                        actual = AUTO - 1 - step + (0 if floating else self.base_step or 0)
-                    next_step = max(next_step, (actual or 0) + 1)
-                    relative = floating
-                else:
-                    actual = step
-                    next_step = step + 1 if not own or floating else max(next_step, step + 1)
-                    floating = False
-                own = True
-            else:
-                actual = None
-            told = AUTO - 1 - actual if relative and actual is not None else actual
-            now = time() if t is None else t
-            mono = monotonic() - self.began
-            if last.gap is not None:
-                # A hole ends when the ring is well below its limits: not at the first row that is small enough.
-                if not always and not self._has_room(last, len(data), 0.75):
-                    self._drop(last, actual, next_step, floating, own)
-                    return told
-                self._hand_over(last, self._gap_row(last, now, mono))
-                continue
-            seq = last.seq + 1
-            if relative or payload is not None:
-                late = Late(now, mono, kind, actual, relative, data, marks, payload)
-                line = None
-                size = len(data) + (payload.size if payload is not None else 0)
-            else:
-                late = None
-                line = encode_record(seq, now, mono, kind, actual, data, marks)
-                size = len(line)
-            if not always and not self._has_room(last, size, 1.0):
-                self._drop(last, actual, next_step, floating, own)
-                return told
-            row = Row(seq, last.number + 1, last.end + size, next_step, floating, own, line, late, None)
-            if self._hand_over(last, row):
-                return told
 
     def close_gap(self) -> None:
         """Hand over the `gap` record of a hole that nothing followed, unless another thread is appending."""

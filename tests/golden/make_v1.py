@@ -6,8 +6,7 @@ import sys
 from math import inf, nan, pi
 
 import gapless
-from gapless import place
-from gapless import run as run_module
+from gapless import opening, place
 
 SYSTEM = {
     "host": "node-1",
@@ -25,7 +24,7 @@ SYSTEM = {
 
 
 def main(folder: str) -> None:
-    run_module.describe = lambda environment: SYSTEM  # type: ignore[assignment]
+    opening.describe = lambda environment: SYSTEM  # type: ignore[assignment]
     place.gethostname = lambda: "node-1"
     place._boot_id = lambda: "00000000-0000-0000-0000-000000000000"
     run = gapless.init(

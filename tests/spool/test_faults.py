@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import gapless
-from gapless import writer
+from gapless import journal
 from tests.spool.children import row
 from tests.spool.disk import ERRNOS, Call, Disk
 from tests.spool.oracle import records
@@ -19,9 +19,9 @@ from tests.spool.oracle import records
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that retries at once and rotates early."""
-    monkeypatch.setattr(writer, "FIRST_BACKOFF_S", 0.001)
-    monkeypatch.setattr(writer, "LAST_BACKOFF_S", 0.004)
-    monkeypatch.setattr(writer, "SEGMENT_BYTES", 2000)
+    monkeypatch.setattr(journal, "FIRST_BACKOFF_S", 0.001)
+    monkeypatch.setattr(journal, "LAST_BACKOFF_S", 0.004)
+    monkeypatch.setattr(journal, "SEGMENT_BYTES", 2000)
 
 
 def log_script(folder: Path, durability: str, heal: Callable[[], None] = lambda: None) -> gapless.Run:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import gapless
-from gapless import ring, writer
+from gapless import journal, ring
 from tests.spool.disk import Disk
 from tests.spool.oracle import only
 from tests.spool.scripts import run as run_script
@@ -67,7 +67,7 @@ def test_ctrl_c_at_every_moment_of_log_loses_nothing(
     The interrupted row is there once or not at all.
     """
     disk = Disk(tmp_path)
-    monkeypatch.setattr(writer, "FIRST_BACKOFF_S", 0.0)
+    monkeypatch.setattr(journal, "FIRST_BACKOFF_S", 0.0)
     if state == "failing disk":
         disk.fail(errno.ENOSPC, lambda call: call.name in ("write", "fdatasync") and call.number % 3 == 0)
     with disk.in_place():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gapless
-from gapless import writer
+from gapless import journal
 from gapless_schemas import Record
 from tests.spool.children import row
 from tests.spool.disk import Disk
@@ -19,8 +19,8 @@ from tests.spool.oracle import only
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that retries at once."""
-    monkeypatch.setattr(writer, "FIRST_BACKOFF_S", 0.001)
-    monkeypatch.setattr(writer, "LAST_BACKOFF_S", 0.004)
+    monkeypatch.setattr(journal, "FIRST_BACKOFF_S", 0.001)
+    monkeypatch.setattr(journal, "LAST_BACKOFF_S", 0.004)
 
 
 def overflow(folder: Path, durability: str, holes: int, **limits: int) -> tuple[gapless.Run, list[Record]]:
@@ -92,7 +92,7 @@ def test_memory_stays_within_the_ring(tmp_path: Path) -> None:
         for number in range(20_000):
             run.log(row(number))
             assert run._ring.size_bytes <= 50_000 + 200
-        held = len(run._ring.inbox) + len(run._writer._kept)
+        held = len(run._ring.inbox) + len(run._writer.journal._kept)
         run.finish()
 
     assert held <= 1000
