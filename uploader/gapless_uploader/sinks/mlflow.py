@@ -73,6 +73,7 @@ class MlflowSink:
         media=True,
         end_state=True,
         read_back=True,
+        settles_intents=True,
     )
 
     def __init__(self, target: str = "", *, timeout_s: float = 30.0, artifacts: str = "") -> None:
