@@ -12,6 +12,7 @@ from typing import Any
 from gapless_uploader.sink import Misconfigured, Sink
 
 SINKS = {
+    "clearml": "gapless_uploader.sinks.clearml:ClearmlSink",
     "console": "gapless_uploader.sinks.console:ConsoleSink",
     "file": "gapless_uploader.sinks.file:FileSink",
     "mlflow": "gapless_uploader.sinks.mlflow:MlflowSink",
