@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from gapless_uploader.operations import Operation, Value
@@ -105,6 +106,8 @@ class RunView:
     runtime: float = 0.0
     generation: int = 1
     """Counts the fresh tracker runs that rewinds of uploaded rows made."""
+    folder: Path | None = None
+    """The run's folder in the spool, to be read only; None for a run that comes from elsewhere."""
     positions: dict[str, int] = field(default_factory=dict)
     """attempt_id -> highest seq up to which everything was read, at the end of the batch."""
 

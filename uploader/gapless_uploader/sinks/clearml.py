@@ -31,6 +31,7 @@ class ClearmlSink:
     """Offline sessions under the folder `target`."""
 
     kind = "clearml"
+    needs = "clearml"
     capabilities = Capabilities(
         exactly_once="the checkpoint holds the session file's length; at the server an event's key overwrites",
         rewind=True,
@@ -52,9 +53,8 @@ class ClearmlSession:
 
     def __init__(self, target: Path, run: RunView, memo: Memo) -> None:
         self._events: Any = need("clearml", "clearml.backend_api.services").events
-        self._id = (
-            f"offline-{sha256(f'{run.project}\0{run.tracker_id}'.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
-        )
+        place = f"{run.project}\0{run.tracker_id}".encode("utf-8", "surrogatepass")
+        self._id = f"offline-{sha256(place).hexdigest()[:32]}"
         project = target / project_part(run)
         with disk("open", project):
             self._folder = project / str(memo.get("folder") or self._earlier(project, run) or run_part(run))

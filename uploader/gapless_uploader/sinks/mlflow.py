@@ -66,6 +66,7 @@ class MlflowSink:
     """A tracking URI: `http(s)://...` or `sqlite:///...`."""
 
     kind = "mlflow"
+    needs = "mlflow"
     capabilities = Capabilities(
         exactly_once="the SQL store's primary key: the same key, value, time and step is one point",
         text=True,

@@ -47,6 +47,7 @@ class TensorboardSink:
     """Event files under the folder `target`."""
 
     kind = "tensorboard"
+    needs = "tensorboard"
     capabilities = Capabilities(
         exactly_once="the checkpoint holds the event file's length; a restart cuts our own file back to it",
         rewind=True,

@@ -34,6 +34,7 @@ class TrackioSink:
     """The databases in the folder `target`."""
 
     kind = "trackio"
+    needs = "trackio"
     capabilities = Capabilities(
         exactly_once="a log's id comes from its content, and trackio's unique index ignores an id that is there",
         text=True,
