@@ -159,7 +159,7 @@ class TensorboardSession:
         made = []
         for key, value in values.items():
             try:
-                made.append(self._encoder.value(key, value))
+                made.append(self._encoder.value(key, value, step))
             except Unfit as reason:
                 refused.append(Refusal(step, key, str(reason)))
                 continue
