@@ -234,6 +234,7 @@ class Pipeline:
 
     def _step(self, files: Files, now: float, outcome: Outcome) -> None:
         reader, history = self._load(files, now)
+        history.view.folder = _folder_of(files.paths)
         if self._rewound is not None:
             self._begin_generation(outcome)
             return
@@ -596,6 +597,10 @@ def _seqs(cursor: Cursor) -> dict[str, list[list[int]]]:
 
 def _step_of(operation: Operation) -> int:
     return operation.step if isinstance(operation, Row | Amend) and operation.step is not None else -1
+
+
+def _folder_of(paths: Mapping[str, Mapping[int, Path]]) -> Path | None:
+    return next((path.parent for found in paths.values() for path in found.values()), None)
 
 
 def _has_rows(operations: list[Operation]) -> bool:
