@@ -201,6 +201,8 @@ class Pipeline:
         reader, history = self._load(files, now)
         if not self._pending:
             self._read(reader, history, files, now, outcome)
+            if self._reader is None:
+                return  # a fresh generation begins with the next step
         if self._pending:
             if not self._write(history, now, outcome):
                 return
@@ -235,6 +237,8 @@ class Pipeline:
         outcome.damage.extend(reader.take_damage())
         self._counts["damaged"] += len(outcome.damage)
         self._take_operations(history, outcome)
+        if self._reader is None:
+            return
         self._end = reader.cursor()
         outcome.more = count > 0
         self._looked_at = None
