@@ -36,7 +36,7 @@ class GaplessLogger(Logger):
         super().__init__()
         self._project = project
         self._run_name = run_name
-        self._options = options
+        self._options = dict(options)
         self._given = run is not None
         self._run = run
         self._failed = False
@@ -70,7 +70,10 @@ class GaplessLogger(Logger):
     def log_hyperparams(self, params: Mapping[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """Add to the run's config."""
         del args, kwargs
-        self.experiment.config.update(as_mapping(params) or {})
+        given = dict(as_mapping(params) or {})
+        self.experiment.config.update(given)
+        # A later attempt's config replaces the whole: it has to bring these along.
+        self._options["config"] = {**(as_mapping(self._options.get("config")) or {}), **given}
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
