@@ -24,12 +24,12 @@ import orjson
 
 from gapless import exits
 from gapless.config import Environment, read_environment
-from gapless.encode import Part, encode_config, encode_fast, encode_metrics, encode_plain
+from gapless.encode import MAX_NESTING, Part, encode_config, encode_fast, encode_metrics, encode_plain
 from gapless.place import Place
 from gapless.redact import scrub_text
 from gapless.ring import AUTO, Ring
 from gapless.system import describe
-from gapless.values import as_mapping, as_number, encodable
+from gapless.values import Refused, as_mapping, as_number, carefully, encodable, told
 from gapless.warn import Warner
 from gapless.writer import Writer
 from gapless_schemas import MAX_STEP
@@ -240,10 +240,12 @@ class Run:
     def _begin(self, identity: dict[str, Any], config: Any) -> None:
         given: Mapping[Any, Any] | None = {}
         if config is not None:
-            given = as_mapping(config)
-            if given is None:
-                what = type(config).__name__
-                self._report("refused", "config", f"config is a mapping or an object with fields, not {what}")
+            try:
+                given = carefully(lambda: as_mapping(config), config)
+                if given is None:
+                    raise Refused(f"a mapping or an object with fields is one, {type(config).__name__} is not")
+            except Refused as why:
+                self._report("refused", "config", f"the config was not kept: {why}")
         given = given or {}
         self.config.take(given)
         parts = encode_config(given, self._report)
@@ -275,11 +277,14 @@ class Run:
         return True
 
     def _log_any(self, data: object, step: Any, at: float | None) -> None:
-        fields = as_mapping(data)
-        if fields is None:
-            self._report("refused", "data", f"log() takes a dict, not {type(data).__name__}")
+        try:
+            fields = carefully(lambda: as_mapping(data), data)
+            if fields is None:
+                raise Refused(f"log() takes a dict, not {type(data).__name__}")
+            parts, media = encode_metrics(fields, self._report)
+        except Refused as why:
+            self._report("refused", "data", f"a row was not kept: {why}")
             return
-        parts, media = encode_metrics(fields, self._report)
         if parts == [Part(b"{}", None)]:
             parts = []
         if not parts and not media:
@@ -295,21 +300,24 @@ class Run:
     def _step(self, step: Any) -> int | None:
         number: Any = step
         if type(number) is not int and not isinstance(number, bool):
-            number = as_number(step)
+            with suppress(Exception):  # a step is anybody's object
+                number = as_number(step)
             if type(number) is float and number.is_integer():
                 number = int(number)
         if type(number) is int and 0 <= number <= MAX_STEP:
             return number
         self._report(
-            "bad_steps", "step", f"step {step!r} is no integer from 0 to 2**53 - 1: the row is kept without a step"
+            "bad_steps", "step", f"step {told(step)} is no integer from 0 to 2**53 - 1: the row is kept without a step"
         )
         return None
 
     def _time(self, t: float | datetime) -> float | None:
-        number = t.timestamp() if isinstance(t, datetime) else as_number(t)
+        number = None
+        with suppress(Exception):  # a time is anybody's object
+            number = t.timestamp() if isinstance(t, datetime) else as_number(t)
         if number is not None and not isinstance(number, bool) and isfinite(number):
             return float(number)
-        self._report("refused", "time", f"t={t!r} is no time: the row gets the present one")
+        self._report("refused", "time", f"t={told(t)} is no time: the row gets the present one")
         return None
 
     def _put(self, kind: str, parts: list[Part]) -> None:
@@ -317,13 +325,22 @@ class Run:
             self._ring.append(kind, None, part.data, part.marks)
         self._writer.nudge()
 
-    def _put_config(self, part: Mapping[Any, Any]) -> None:
+    def _put_config(self, part: Any) -> None:
         if self._open():
-            self._put("config", encode_config(part, self._report))
+            self._put_careful("config", part)
 
-    def _put_summary(self, part: Mapping[Any, Any]) -> None:
+    def _put_summary(self, part: Any) -> None:
         if self._open():
-            self._put("summary", encode_config(part, self._report))
+            self._put_careful("summary", part)
+
+    def _put_careful(self, kind: str, part: Any) -> None:
+        try:
+            fields = carefully(lambda: as_mapping(part), part)
+            if fields is None:
+                raise Refused(f"{type(part).__name__} is no mapping")
+            self._put(kind, encode_config(fields, self._report))
+        except Refused as why:
+            self._report("refused", kind, f"a part of the {kind} was not kept: {why}")
 
     def _report(self, counter: str, topic: str, text: str) -> None:
         setattr(self._counts, counter, getattr(self._counts, counter) + 1)
@@ -379,7 +396,7 @@ class NoRun(Run):
 class Config(Mapping[str, Any]):
     """A run's config as it was given; setting a key records it. Nothing can be deleted."""
 
-    def __init__(self, put: Callable[[Mapping[Any, Any]], None]) -> None:
+    def __init__(self, put: Callable[[Any], None]) -> None:
         self._values: dict[Any, Any] = {}
         self._put = put
 
@@ -400,28 +417,31 @@ class Config(Mapping[str, Any]):
 
     def update(self, values: Any = (), /, **more: Any) -> None:
         """Record many keys at once; dicts merge deeply, anything else replaces."""
-        given = as_mapping(values)
-        if given is None:
-            with suppress(TypeError, ValueError):
-                given = dict(values)
+        given: Mapping[Any, Any] | None = None
+        with suppress(Exception):  # anybody's object
+            given = as_mapping(values)
+            given = dict(values) if given is None else given
+        if given is None:  # the writer says why
+            self._put(values)
         part = {**(given or {}), **more}
         if part:
-            _merge(self._values, part)
+            self.take(part)
             self._put(part)
 
     def take(self, values: Mapping[Any, Any]) -> None:
         """Hold values that are recorded elsewhere."""
-        _merge(self._values, values)
+        with suppress(Exception):  # anybody's object
+            _merge(self._values, values)
 
 
 class Summary(Config):
     """Values that stand for the run as a whole, in place of each key's last value."""
 
 
-def _merge(into: dict[Any, Any], part: Mapping[Any, Any]) -> None:
+def _merge(into: dict[Any, Any], part: Mapping[Any, Any], depth: int = 0) -> None:
     for key, value in part.items():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
+        if type(value) is dict and type(into.get(key)) is dict and depth < MAX_NESTING:
+            _merge(into[key], value, depth + 1)
         else:
             into[key] = dict(value) if type(value) is dict else value
 
@@ -439,7 +459,7 @@ def _run_data(identity: dict[str, Any], config: Part) -> tuple[bytes, bytes | No
     return b'%b,"config":%b}' % (orjson.dumps(identity)[:-1], config.data), marks
 
 
-def _nothing(_part: Mapping[Any, Any]) -> None:
+def _nothing(_part: Any) -> None:
     return None
 
 

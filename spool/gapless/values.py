@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,10 +17,9 @@ from contextlib import suppress
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from itertools import islice
 from math import isfinite, isnan
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from gapless.redact import REDACTED, is_secret_name, scrub_text, scrub_value
@@ -33,6 +31,7 @@ MAX_CONFIG_ITEMS = 1_000
 _INT64 = 1 << 63
 
 Path = tuple[str | int, ...]
+T = TypeVar("T")
 
 
 class Refused(ValueError):
@@ -67,9 +66,14 @@ class Plain:
     def _object(self, value: Any, path: Path) -> Any:
         if len(path) > MAX_DEPTH:
             return self._repr("<nested too deeply>", path)
+        return carefully(lambda: self._known(value, path), value)
+
+    def _known(self, value: Any, path: Path) -> Any:
         number = as_number(value)
         if number is not None:
             return self.value(number, path)
+        if isinstance(value, Enum):
+            return self._text(value.value if isinstance(value.value, str) else value.name, path)
         if isinstance(value, str):
             return self._text(str.__str__(value), path)
         if isinstance(value, (bytes, bytearray, memoryview)):
@@ -105,14 +109,18 @@ class Plain:
             "dict_values",
             "dict_keys",
         ):
-            return self._items(_iterated(value), path)
+            return self._items(value, path)
         return self._unknown(value, path)
+
+    def top(self, fields: Mapping[Any, Any]) -> dict[str, Any]:
+        """The whole of a config. Raises `Refused` when it cannot be read."""
+        self._open.add(id(fields))
+        return self.mapping(fields, ())
 
     def mapping(self, fields: Mapping[Any, Any], path: Path) -> dict[str, Any]:
         """A mapping with text keys; values whose key is a credential's name are redacted in a config."""
         plain: dict[str, Any] = {}
-        for key, item in _entries(fields):
-            name = key_text(key)
+        for name, item in entries(fields):
             if name in plain and self._clash is not None:
                 self._clash("/".join(str(part) for part in (*path, name)))
             try:
@@ -136,10 +144,10 @@ class Plain:
         if self.config and size <= MAX_CONFIG_ITEMS:
             with suppress(Exception):  # a tensor that cannot be read (meta, fake, sparse) is told by its shape below
                 return self.value(_detached(value).tolist(), path)
-        told = f"{type(value).__name__}(shape={tuple(shape)}, dtype={getattr(value, 'dtype', None)})"
+        shown = f"{type(value).__name__}(shape={tuple(shape)}, dtype={getattr(value, 'dtype', None)})"
         if self.config:
-            return self._repr(told, path)
-        raise Refused(f"{told} is no single number")
+            return self._repr(shown, path)
+        raise Refused(f"{shown} is no single number")
 
     def _text(self, text: str, path: Path) -> str:
         if self.config:
@@ -190,6 +198,25 @@ class Plain:
         if len(text) > MAX_REPR_CHARS:
             text = f"{text[:MAX_REPR_CHARS]}... ({len(text)} characters)"
         return self._repr(text, path)
+
+
+def carefully(read: Callable[[], T], value: object) -> T:
+    """`read()`, which looks at `value`: an exception of the value's own code becomes `Refused`."""
+    try:
+        return read()
+    except Refused:
+        raise
+    except Exception as error:  # noqa: BLE001  # a value is anybody's code
+        raise Refused(f"{type(value).__name__} cannot be read: {type(error).__name__}") from None
+
+
+def told(value: object) -> str:
+    """A short repr of `value` for a message."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  # a repr is anybody's code
+        text = object.__repr__(value)
+    return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
 
 
 def as_number(value: Any) -> int | float | bool | None:
@@ -320,10 +347,7 @@ def key_text(key: Any) -> str:
             key = key.value if isinstance(key.value, str) else key.name
         elif isinstance(key, bytes):
             key = key.decode("utf-8", "backslashreplace")
-        try:
-            key = str.__str__(key) if isinstance(key, str) else str(key)
-        except Exception:  # noqa: BLE001  # a key's text is anybody's code
-            key = object.__repr__(key)
+        key = str.__str__(key) if isinstance(key, str) else str(key)
     return encodable(key)
 
 
@@ -346,25 +370,9 @@ def _ordered(value: Iterable[Any]) -> list[Any]:
     try:
         return sorted(items)
     except TypeError:
-        return sorted(items, key=functools.partial(_sort_text))
+        return sorted(items, key=lambda item: f"{type(item).__name__} {told(item)}")
 
 
-def _sort_text(item: Any) -> str:
-    try:
-        return f"{type(item).__name__} {item!r}"
-    except Exception:  # noqa: BLE001  # a repr is anybody's code
-        return type(item).__name__
-
-
-def _entries(fields: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    try:
-        return list(fields.items())
-    except Exception as error:  # noqa: BLE001  # a mapping of the user's own making
-        raise Refused(f"{type(fields).__name__} cannot be read: {error}") from None
-
-
-def _iterated(value: Iterable[Any]) -> list[Any]:
-    try:
-        return list(islice(value, 10_000_000))
-    except Exception as error:  # noqa: BLE001  # a sequence of the user's own making
-        raise Refused(f"{type(value).__name__} cannot be read: {error}") from None
+def entries(fields: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+    """The items of a mapping, their keys as texts. Raises `Refused`."""
+    return carefully(lambda: [(key_text(key), value) for key, value in fields.items()], fields)

@@ -197,6 +197,7 @@ class Writer:
             segment, self._segment = self._segment, None
             if segment is not None:
                 segment.leave()
+            self.failing = False  # it may have failed to open a segment that nothing is left for
         self.done.set()
         return True
 

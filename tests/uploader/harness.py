@@ -75,7 +75,13 @@ class Attempt:
         self.seq += 1
         when = self.created + self.seq if t is None else t
         made = encode_record(
-            self.seq, when, float(self.seq), kind, step, orjson.dumps(data), None if marks is None else orjson.dumps(marks)
+            self.seq,
+            when,
+            float(self.seq),
+            kind,
+            step,
+            orjson.dumps(data),
+            None if marks is None else orjson.dumps(marks),
         )
         self.lines.append(made)
         return made

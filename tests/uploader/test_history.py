@@ -302,7 +302,7 @@ def test_attempts_that_are_all_there_need_no_rewind(spool: SpoolDir, turner: Tur
     turner.settle()
 
     operations = turner.memory.runs["proj/run"].operations
-    assert [800, 1200] == [op.step for op in operations if isinstance(op, Amend)]
+    assert {op.step for op in operations if isinstance(op, Amend)} <= {800, 1200}
     assert not any(isinstance(op, Rewind) for op in operations)
     assert {s: {"a": 1 if s < 800 else 2 if s < 1200 else 3} for s in range(2000)} == rows_of(turner.memory)
 

@@ -1,8 +1,8 @@
 """Random lives of a spool and its uploader against a model of ten lines: no row lost, none doubled, none wrong.
 
-The actions are those that happen to spools: records in every order, torn and completed lines, segments that begin again,
-attempts with and without a resume step, a second writer, kills of the uploader before and after its state knows,
-failing sinks, lost answers, lost state, folders that are renamed, moved, copied, deleted and put back, truncated and restored.
+The actions are those that happen to spools: records in every order, torn and completed lines, segments that begin
+again, attempts with and without a resume step, a second writer, kills of the uploader before and after its state knows,
+failing sinks, lost answers, folders that move, come back or are copied, files that are replaced or seen too short.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from gapless_uploader.sink import Retryable
 from gapless_uploader.sinks.memory import MemorySink

@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from gapless_schemas import Header
 from gapless_uploader.adapt import adapt
 from gapless_uploader.history import History
+from gapless_uploader.intervals import Intervals
 from gapless_uploader.operations import Amend, Operation, Row, State, Superseded
 from gapless_uploader.reader import RunReader
 from gapless_uploader.sink import (
@@ -35,6 +38,8 @@ from gapless_uploader.spool import RunKey
 from gapless_uploader.tail import Damage
 
 SNAPSHOT_BYTES = 16 << 20
+COMPACT_BYTES = 8 << 10
+"""A history's compact form is kept with the progress up to this size."""
 BACKOFF_FIRST_S = 1.0
 BACKOFF_CAP_S = 60.0
 PARKED_S = 300.0
@@ -117,6 +122,8 @@ class Pipeline:
         self._memo: Memo = dict(self.saved.get("memo", {}))
         self._generation: int = self.saved.get("generation", 1)
         self._acked_top: int = self.saved.get("top", -1)
+        self._batch_top: int = self.saved.get("batch_top", -1)
+        """`_acked_top` when the batch at hand was formed."""
         self._counts: Counter[str] = Counter(self.saved.get("counts", {}))
         self._refused: Counter[str] = Counter(self.saved.get("refused", {}))
         self._state: str | None = self.saved.get("state")
@@ -125,13 +132,15 @@ class Pipeline:
         self._slice = sink.capabilities.max_operations
         self._heartbeat_at = 0.0
         self._flush_due = False
+        self._rewound: int | None = None
+        """A step from which uploaded rows were rewound, until a fresh generation has begun."""
         self._looked_at: Mapping[str, Mapping[int, int]] | None = None
         self.not_before = 0.0
         """Monotonic seconds before which a step is of no use."""
 
     def idle(self, files: Files) -> bool:
         """Whether a step would find nothing to do, known without reading anything."""
-        if self._pending or self._flush_due or self.saved.get("end"):
+        if self._pending or self._flush_due or self._rewound is not None or self.saved.get("end"):
             return False
         if self._looked_at is not None and files.sizes == self._looked_at:
             return not files.crashed or self._state in ("finished", "failed", "crashed")
@@ -159,6 +168,9 @@ class Pipeline:
             outcome.parked_sink = isinstance(error, Misconfigured) or error.whole_sink
             outcome.retry_in_s = PARKED_S
             self.not_before = now + PARKED_S
+            self._close_session()
+        except Exception as error:  # noqa: BLE001 - a bug in one sink or one run must not stop the others
+            self._failed(outcome, f"{type(error).__name__}: {error}", now, None)
             self._close_session()
         else:
             if self._failures and (outcome.rows or outcome.progress):
@@ -199,6 +211,9 @@ class Pipeline:
 
     def _step(self, files: Files, now: float, outcome: Outcome) -> None:
         reader, history = self._load(files, now)
+        if self._rewound is not None:
+            self._begin_generation(outcome)
+            return
         if not self._pending:
             self._read(reader, history, files, now, outcome)
             if self._reader is None:
@@ -236,6 +251,7 @@ class Pipeline:
         history.conclude(files.crashed)
         outcome.damage.extend(reader.take_damage())
         self._counts["damaged"] += len(outcome.damage)
+        self._batch_top = self._acked_top
         self._take_operations(history, outcome)
         if self._reader is None:
             return
@@ -248,20 +264,21 @@ class Pipeline:
             self._looked_at = files.sizes
 
     def _take_operations(self, history: History, outcome: Outcome) -> None:
-        operations, refused, rewound = adapt(history.take(), self.sink.capabilities, self._acked_top)
+        operations, refused, rewound = adapt(history.take(), self.sink.capabilities, self._batch_top)
         if rewound is not None and self._options.on_rewind == "new-run":
-            self._begin_generation(rewound, outcome)
+            self._rewound = rewound
+            self._begin_generation(outcome)
             return
         if rewound is not None and self._options.on_rewind == "keep-first":
             kept = [
                 op
                 for op in operations
-                if not (isinstance(op, Row) and op.step is not None and op.step <= self._acked_top)
+                if not (isinstance(op, Row) and op.step is not None and op.step <= self._batch_top)
             ]
             refused.extend(
                 Refusal(op.step, None, "a rewound step that was uploaded: the first one is kept")
                 for op in operations
-                if isinstance(op, Row) and op.step is not None and op.step <= self._acked_top
+                if isinstance(op, Row) and op.step is not None and op.step <= self._batch_top
             )
             operations = kept
         if rewound is not None and self._options.on_rewind == "mark":
@@ -324,6 +341,8 @@ class Pipeline:
         outcome.progress["superseded"] = history.superseded
         outcome.progress["read"] = history.rows
         outcome.progress["t"] = history.last_t
+        compact = history.compact()
+        outcome.progress["attempts"] = compact if len(orjson.dumps(compact)) < COMPACT_BYTES else None
         self.saved = outcome.progress
         if self._since_snapshot >= SNAPSHOT_BYTES and self._save_snapshot is not None:
             self._since_snapshot = 0
@@ -344,8 +363,11 @@ class Pipeline:
         self._done += 1
         outcome.progress = self._progress()
 
-    def _begin_generation(self, rewound: int, outcome: Outcome) -> None:
-        """Leave the tracker run as it is, tagged, and send the whole corrected history to a fresh one."""
+    def _begin_generation(self, outcome: Outcome) -> None:
+        """Leave the tracker run as it is, tagged, and send the whole corrected history to a fresh one.
+
+        When the tracker does not answer, the next step tries again.
+        """
         old = self._view(self._history) if self._history else None
         if old is not None:
             if self._session is None:
@@ -360,7 +382,7 @@ class Pipeline:
         self.saved = {**self.saved, "cursor": {}, "end": None}
         self._counts["rewinds"] += 1
         outcome.progress = self._progress()
-        outcome.progress["rewound_at"] = rewound
+        outcome.progress["rewound_at"], self._rewound = self._rewound, None
         outcome.more = True
 
     # loading
@@ -384,10 +406,13 @@ class Pipeline:
             if cursor:
                 self._read_up_to(reader, history, files, now, cursor)
                 history.operations.clear()
+                self._adopt_missing(reader, history, cursor)
                 reader = self._reader_at(cursor, history, files)
             end = self.saved.get("end")
             if end:
                 self._read_up_to(reader, history, files, now, end)
+                if _missing(reader, end):
+                    raise Retryable("a batch that was being sent cannot be read again: its segments are out of sight")
                 refused = self._refused.copy()
                 self._take_operations(history, Outcome())
                 self._refused = refused
@@ -398,6 +423,16 @@ class Pipeline:
                 self._end = end
             self._reader, self._history = reader, history
         return self._reader, self._history
+
+    def _adopt_missing(self, reader: RunReader, history: History, cursor: dict[str, Any]) -> None:
+        """Attempts whose files are not all here any more are taken from the progress."""
+        missing = _missing(reader, cursor)
+        if not missing:
+            return
+        saved = self.saved.get("attempts")
+        if saved is None:
+            raise Retryable(f"{len(missing)} attempts that were uploaded before cannot be read again: files are gone")
+        history.adopt(saved, missing)
 
     def _reader_at(self, cursor: dict[str, Any], history: History, files: Files) -> RunReader:
         """A reader at exactly `cursor`, which the history shares."""
@@ -425,6 +460,9 @@ class Pipeline:
         missing = [header for name, header in files.headers.items() if name not in history.attempts]
         if not new and not missing:
             return
+        for header in new:
+            if header.attempt_id in history.attempts:
+                history.attempts[header.attempt_id].seen = reader.attempts[header.attempt_id].seen
         for header in missing:
             first_step = reader.first_step(header.attempt_id, files.paths, now)
             history.meet(header, reader.attempts[header.attempt_id].seen, first_step)
@@ -451,6 +489,7 @@ class Pipeline:
             "memo": self._memo,
             "generation": self._generation,
             "top": self._acked_top,
+            "batch_top": self._batch_top,
             "counts": dict(self._counts),
             "refused": dict(self._refused),
             "state": self._state,
@@ -471,6 +510,16 @@ class Pipeline:
         if self._session is not None:
             self._session.close()
             self._session = None
+
+
+def _missing(reader: RunReader, cursor: dict[str, Any]) -> dict[str, Intervals]:
+    """Attempts of which not all could be read that `cursor` says was read -> their seqs."""
+    seen = reader.seen()
+    return {
+        name: Intervals(at["seen"])
+        for name, at in cursor.items()
+        if at["seen"] != (seen[name].to_json() if name in seen else [])
+    }
 
 
 def _idle(cursor: dict[str, Any] | None, sizes: Mapping[int, int]) -> bool:

@@ -71,8 +71,9 @@ class Capabilities:
     read_back: bool = False
     heartbeat_s: float | None = None
     """`heartbeat` is called this often while the training lives."""
-    settles_intents: bool = False
-    """`Batch.uncertain` matters: the batch's end is made durable before it is written, and it comes again whole."""
+    settles_intents: bool = True
+    """The batch's end is made durable before it is written; after a crash or a lost answer the same batch comes again,
+    whole, as `Batch.uncertain`. False only where `open` takes the tracker back to exactly what the memo describes."""
     max_operations: int = 5_000
     max_bytes: int = 4 << 20
     """Of spool read for one batch."""

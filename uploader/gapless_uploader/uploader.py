@@ -102,6 +102,7 @@ class Uploader:
         self._pipelines: dict[tuple[RunKey, str], Pipeline] = {}
         self._queues: dict[str, deque[RunKey]] = {name: deque() for name in self.sinks}
         self._queued: set[tuple[RunKey, str]] = set()
+        self._again: set[tuple[RunKey, str]] = set()
         self._busy: dict[tuple[RunKey, str], Future[Outcome]] = {}
         self._waiting: dict[tuple[RunKey, str], float] = {}
         self._sink_not_before: dict[str, float] = {}
@@ -217,7 +218,9 @@ class Uploader:
         )
 
     def _enqueue(self, key: RunKey, name: str) -> None:
-        if (key, name) not in self._queued and (key, name) not in self._busy:
+        if (key, name) in self._busy:
+            self._again.add((key, name))  # its step may have begun before what is new was there
+        elif (key, name) not in self._queued:
             self._queued.add((key, name))
             self._queues[name].append(key)
 
@@ -289,7 +292,8 @@ class Uploader:
         for place, outcome in outcomes:
             del self._busy[place]
             self._tell(place, outcome, now)
-            if outcome.more or outcome.new_state:
+            if outcome.more or outcome.new_state or place in self._again:
+                self._again.discard(place)
                 self._enqueue(*place)
             else:
                 self._drop_if_settled(place)

@@ -52,7 +52,7 @@ class Bank:
             self._one = torch.ones(2, dtype=torch.float64, device=device)
             self._signs = torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64, device=device)
             self._fills = torch.tensor([0.0, -torch.inf, -torch.inf], dtype=torch.float64, device=device)
-        self._by_rank: dict[int, tuple[Tensor, Tensor, tuple[int, ...]]] = {}
+        self._by_num_dims: dict[int, tuple[Tensor, Tensor, tuple[int, ...]]] = {}
 
     def slot(self, key: str) -> Slot:
         """The key's column, made at its first use."""
@@ -71,7 +71,7 @@ class Bank:
         widened = torch.mul(value, signs)
         # A masked-out NaN or infinity is replaced, never multiplied away: 0 * NaN is NaN.
         torch.where(turn.mask, widened, fills, out=widened)
-        plain, both_signs = torch.split(widened, [1, 2])
+        plain, both_signs = widened.split_with_sizes([1, 2])
         torch.sum(plain, dim=dims, out=turn.weight[:1])
         slot.weight.add_(turn.weight)
         torch.maximum(slot.extremes, both_signs.amax(dim=dims), out=slot.extremes)
@@ -98,11 +98,11 @@ class Bank:
             self.slots[key].extremes.fill_(-torch.inf)
 
     def _constants(self, num_dims: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-        if num_dims not in self._by_rank:
+        if num_dims not in self._by_num_dims:
             shape = (3,) + (1,) * num_dims
             dims = tuple(range(1, num_dims + 1))
-            self._by_rank[num_dims] = (self._signs.view(shape), self._fills.view(shape), dims)
-        return self._by_rank[num_dims]
+            self._by_num_dims[num_dims] = (self._signs.view(shape), self._fills.view(shape), dims)
+        return self._by_num_dims[num_dims]
 
     def _grow(self) -> None:
         old, num_old = self.matrix, self._num_slots

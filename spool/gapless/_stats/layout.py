@@ -50,7 +50,7 @@ class Layout:
 
     def __init__(self, kinds: Mapping[Name, int]) -> None:
         self.kinds: dict[Name, int] = {name: kinds[name] for name in sorted(kinds)}
-        self._digests: dict[str, tuple[int, int]] = {}
+        self._digests: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -63,15 +63,12 @@ class Layout:
         """The part of this layout that is named."""
         return Layout({name: self.kinds[name] for name in names if name in self.kinds})
 
-    def digest(self, request: str) -> tuple[int, int]:
-        """Two 62-bit numbers that are equal only for equal layouts and requests."""
+    def digest(self, request: str) -> int:
+        """A number of 62 bits that is equal for equal layouts and requests, and hardly for others."""
         if request not in self._digests:
             text = json.dumps([request, [[*name, kind] for name, kind in self.kinds.items()]])
-            raw = hashlib.blake2b(text.encode(), digest_size=16).digest()
-            self._digests[request] = (
-                int.from_bytes(raw[:8], "big") >> 2,
-                int.from_bytes(raw[8:], "big") >> 2,
-            )
+            raw = hashlib.blake2b(text.encode(), digest_size=8).digest()
+            self._digests[request] = int.from_bytes(raw, "big") >> 2
         return self._digests[request]
 
     @cached_property

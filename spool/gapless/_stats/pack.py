@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -57,7 +58,7 @@ class Exporter:
         timeout_s: float | None,
     ) -> dict[str, float]:
         """The rows of all keys of all sources, or of one key of one source, reduced over `group`."""
-        return self._agreement(group).export(sources, request, key, reset, timeout_s)
+        return self._agreement(group).export(sources, request, key, group, reset, timeout_s)
 
     def _agreement(self, group: dist.ProcessGroup | None) -> Agreement:
         if group is None or not is_shared(group):
@@ -77,31 +78,34 @@ class Agreement:
         self._layout = Layout({})
         self._num_exports = 0
         self._strangers: tuple[object, list[tuple[Source, Entry]]] = (None, [])
-        self._plans: dict[int, tuple[int, Layout, list[tuple[Bank, Tensor]]]] = {}
+        self._plans: dict[int, Plan] = {}
         self._results: tuple[Layout, Results] | None = None
         self._spare: list[Tensor] = []
 
     def export(
-        self, sources: Sequence[Source], request: str, key: str | None, reset: bool, timeout_s: float | None
+        self,
+        sources: Sequence[Source],
+        request: str,
+        key: str | None,
+        group: dist.ProcessGroup | None,
+        reset: bool,
+        timeout_s: float | None,
     ) -> dict[str, float]:
         """Agree, pack, reduce, read; see `Exporter.export`."""
         self._num_exports += 1
         layout = self._proposal(sources)
         talk = None
-        if self._team is not None:
-            talk = Conversation(self._team, request, self._num_exports, timeout_s)
+        if self._team is not None and group is not None:
+            talk = Conversation(self._team, group, request, self._num_exports, timeout_s)
             layout = talk.agree(layout, lambda: _live(sources))
         self._layout = layout
         if key is not None:
             layout = layout.only([(sources[0].name, key)])
         if not len(layout):
-            if talk is not None:
-                talk.end()
             return {}
         numbers = self._packed(sources, layout, reset, key)
         if talk is not None:
             talk.reduce(numbers)
-            talk.end()
         results = self._results_of(layout)
         rows, present, repeated = results.read(numbers.cpu())
         self._spare = [numbers]
@@ -133,7 +137,8 @@ class Agreement:
         is_filled = False
         for source in sources:
             with source.lock:
-                for bank, columns in self._plan(source, layout):
+                plan = self._plan(source, layout)
+                for bank, columns in plan.columns:
                     if not is_filled and bank.device == self._device:
                         torch.index_select(bank.matrix, 1, columns, out=numbers[SUM:])
                         is_filled = True
@@ -146,7 +151,7 @@ class Agreement:
                         numbers[SUM:].copy_(part)
                         is_filled = True
                 if reset:
-                    _reset(source, layout, key)
+                    _reset(source, plan, key)
         if not is_filled:
             numbers[SUM:MAX].zero_()
             numbers[MAX:].fill_(-torch.inf)
@@ -156,20 +161,20 @@ class Agreement:
         numbers[MAX:].masked_fill_(has_nan, -torch.inf)
         return numbers
 
-    def _plan(self, source: Source, layout: Layout) -> list[tuple[Bank, Tensor]]:
-        """For each bank that has keys of the layout: its column for each of the layout's, 0 for none."""
+    def _plan(self, source: Source, layout: Layout) -> Plan:
         registry = source.registry
         known = self._plans.get(id(source))
-        if known is not None and known[0] == registry.version and known[1] is layout:
-            return known[2]
-        plan = []
+        if known is not None and known.version == registry.version and known.layout is layout:
+            return known
+        columns = []
         for bank in registry.banks():
-            columns = [
+            ours = [
                 bank.slots[key].index if name == source.name and key in bank.slots else 0 for name, key in layout.kinds
             ]
-            if any(columns):
-                plan.append((bank, torch.tensor(columns, dtype=torch.int64, device=bank.device)))
-        self._plans[id(source)] = (registry.version, layout, plan)
+            if any(ours):
+                columns.append((bank, torch.tensor(ours, dtype=torch.int64, device=bank.device)))
+        outside = [entry for key, entry in registry.entries.items() if (source.name, key) not in layout.kinds]
+        plan = self._plans[id(source)] = Plan(registry.version, layout, columns, outside)
         return plan
 
     def _matrix(self, layout: Layout) -> Tensor:
@@ -188,6 +193,19 @@ class Agreement:
         return self._results[1]
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """For each bank of a source that has keys of the layout: its column for each of the layout's, 0 for none.
+
+    `outside` are the keys that the source has and the layout has not. Holds for one version of the registry.
+    """
+
+    version: int
+    layout: Layout
+    columns: list[tuple[Bank, Tensor]]
+    outside: list[Entry]
+
+
 def _live(sources: Sequence[Source]) -> set[Name]:
     names = set()
     for source in sources:
@@ -196,15 +214,13 @@ def _live(sources: Sequence[Source]) -> set[Name]:
     return names
 
 
-def _reset(source: Source, layout: Layout, key: str | None) -> None:
+def _reset(source: Source, plan: Plan, key: str | None) -> None:
     """Forget what was packed; what another thread recorded since the proposal, under a new key, is kept."""
     registry = source.registry
     if key is not None:
         registry.reset_key(key)
-        return
-    packed = [entry.key for entry in registry.live if (source.name, entry.key) in layout.kinds]
-    if len(packed) == len(registry.live):
+    elif any(entry.is_live for entry in plan.outside):
+        for packed in [entry.key for entry in registry.live if (source.name, entry.key) in plan.layout.kinds]:
+            registry.reset_key(packed)
+    else:
         registry.reset()
-        return
-    for packed_key in packed:
-        registry.reset_key(packed_key)

@@ -1,9 +1,10 @@
 """The collectives of an export, and what is said when a rank does not come. The only file that knows
 `torch.distributed`.
 
-An export makes three collectives: a maximum of a digest and its negative (equal only if all ranks have the
-same), a sum and a maximum of the numbers. Where the digests differ, one gather of all proposals comes
-between. Nothing whose length depends on a layout is sent before the layout is agreed.
+An export makes at most three collectives: a digest of the proposed layout, a sum and a maximum of the numbers. In
+a small group one gather takes the place of the last two. Where the digests differ, two more come between: the
+longest proposal's length, and all proposals. Nothing whose length depends on a layout is sent before all ranks
+have the same one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from gapless._stats.result import MAX
 _PATIENCE_S = 1.0
 """How long a rank waits before it leaves word of where it waits; also how long it looks for such word."""
 _POLL_S = 0.0002
+_MAX_GATHERED_BYTES = 256 * 1024
+"""Up to here every rank gathers all numbers and reduces them itself: a quarter of two ring reductions' messages."""
 
 
 class ExportError(RuntimeError):
@@ -43,10 +46,9 @@ def is_shared(group: dist.ProcessGroup) -> bool:
 
 
 class Team:
-    """The ranks of one process group, and the device on which they talk."""
+    """The ranks of one process group, and the device on which they talk. Keeps no hold of the group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
         self.ranks = dist.get_process_group_ranks(group)
         self.rank = dist.get_rank()
         self.device, self.blocks_host = _device(group)
@@ -68,8 +70,11 @@ def _device(group: dist.ProcessGroup) -> tuple[torch.device, bool]:
 class Conversation:
     """The collectives of one export, on one rank."""
 
-    def __init__(self, team: Team, request: str, number: int, timeout_s: float | None) -> None:
+    def __init__(
+        self, team: Team, group: dist.ProcessGroup, request: str, number: int, timeout_s: float | None
+    ) -> None:
         self._team = team
+        self._group = group
         self._request = request
         self._number = number
         self._timeout_s = timeout_s
@@ -81,31 +86,37 @@ class Conversation:
 
         Raises ValueError on all ranks if they asked for different exports or differ in a key's kind.
         """
-        high, low = proposal.digest(self._request)
-        num_bytes = proposal.num_payload_bytes(self._request)
-        words = torch.tensor([high, -high, low, -low, num_bytes], dtype=torch.int64, device=self._team.device)
-        self._wait(dist.all_reduce(words, op=dist.ReduceOp.MAX, group=self._team.group, async_op=True))
-        top, bottom, low_top, low_bottom, num_bytes = words.tolist()
-        if top == -bottom and low_top == -low_bottom:
+        num_ranks = len(self._team.ranks)
+        # One element, since gloo is twice as quick for one as for two. The sum of all cannot wrap round, and is
+        # the multiple of a rank's own only if all are the same, but for a chance of one in 2^50.
+        mine = proposal.digest(self._request) >> num_ranks.bit_length()
+        if self._reduced(mine, dist.ReduceOp.SUM) == mine * num_ranks:
             return proposal
+        num_bytes = self._reduced(proposal.num_payload_bytes(self._request), dist.ReduceOp.MAX)
         sent = bytearray(proposal.payload(self._request, live()).ljust(num_bytes, b"\0"))
-        mine = torch.frombuffer(sent, dtype=torch.uint8).to(self._team.device)
-        received = [torch.empty_like(mine) for _ in self._team.ranks]
-        self._wait(dist.all_gather(received, mine, group=self._team.group, async_op=True))
+        payload = torch.frombuffer(sent, dtype=torch.uint8).to(self._team.device)
+        received = [torch.empty_like(payload) for _ in self._team.ranks]
+        self._wait(dist.all_gather(received, payload, group=self._group, async_op=True))
         return merged([_bytes(tensor) for tensor in received], self._team.ranks)
+
+    def _reduced(self, number: int, operation: Any) -> int:
+        word = torch.tensor([number], dtype=torch.int64, device=self._team.device)
+        self._wait(dist.all_reduce(word, op=operation, group=self._group, async_op=True))
+        return int(word)
 
     def reduce(self, numbers: Tensor) -> None:
         """Reduce the rows of `numbers` over all ranks, in place."""
-        group = self._team.group
-        summed = dist.all_reduce(numbers[:MAX], op=dist.ReduceOp.SUM, group=group, async_op=True)
-        largest = dist.all_reduce(numbers[MAX:], op=dist.ReduceOp.MAX, group=group, async_op=True)
+        num_ranks = len(self._team.ranks)
+        if numbers.nbytes * num_ranks <= _MAX_GATHERED_BYTES:
+            parts = torch.empty((num_ranks, *numbers.shape), dtype=numbers.dtype, device=numbers.device)
+            self._wait(dist.all_gather(list(parts.unbind()), numbers, group=self._group, async_op=True))
+            torch.sum(parts[:, :MAX], dim=0, out=numbers[:MAX])
+            torch.amax(parts[:, MAX:], dim=0, out=numbers[MAX:])
+            return
+        summed = dist.all_reduce(numbers[:MAX], op=dist.ReduceOp.SUM, group=self._group, async_op=True)
+        largest = dist.all_reduce(numbers[MAX:], op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         self._wait(summed)
         self._wait(largest)
-
-    def end(self) -> None:
-        """Take back the word that this rank left, if it had to wait long enough to leave one."""
-        if self._has_announced:
-            _store().delete_key(self._place(self._team.rank))
 
     def _wait(self, work: dist.Work | None) -> None:
         """Wait for a collective; raise ExportError when it fails or the time is over."""
@@ -119,12 +130,13 @@ class Conversation:
             if self._deadline_s is None:
                 work.wait()
             elif not self._done_within(work, self._deadline_s - time.monotonic()):
-                raise ExportError(self._complaint(f"within {self._timeout_s:g} s"))
-        except ExportError:
-            raise
+                raise TimeoutError
+        except TimeoutError as error:
+            raise ExportError(self._complaint(f"within {self._timeout_s:g} s")) from error
         except RuntimeError as error:
             self._announce()
             raise ExportError(self._complaint(f"before the group gave up ({error})")) from error
+        self._take_back()
 
     def _done_within(self, work: dist.Work, patience_s: float) -> bool:
         patience_s = max(patience_s, 0.001)
@@ -132,10 +144,10 @@ class Conversation:
             try:
                 work.wait(timedelta(seconds=patience_s))
             except RuntimeError:
-                # The same error tells "not yet" and "failed"; only a failed one is over.
-                if work.is_completed():
-                    raise
-                return False
+                # The same error says "not yet" and "failed", but only what is over can be waited for without end.
+                if not work.is_completed():
+                    return False
+                work.wait()
             return True
         end_s = time.monotonic() + patience_s
         while not work.is_completed():
@@ -149,16 +161,26 @@ class Conversation:
         return f"gapless/export/{self._team.name}/{rank}"
 
     def _word(self) -> str:
-        return f"{self._request}, number {self._number}"
+        return f"{self._request}, call {self._number}"
 
     def _announce(self) -> None:
         """Leave word, in the store that the group was made with, of the export at which this rank waits."""
         if not self._has_announced:
-            try:
-                _store().set(self._place(self._team.rank), self._word())
-            except RuntimeError:
-                return
-            self._has_announced = True
+            self._has_announced = self._leave(self._word())
+
+    def _take_back(self) -> None:
+        if self._has_announced:
+            # Emptied, not deleted: to ask a store for a key that has just gone is to wait for it.
+            self._leave("")
+            self._has_announced = False
+
+    def _leave(self, word: str) -> bool:
+        try:
+            _store().set(self._place(self._team.rank), word)
+        except RuntimeError:
+            # A store that is gone is no reason to fail an export that may still succeed without it.
+            return False
+        return True
 
     def _complaint(self, limit: str) -> str:
         waiting, elsewhere, missing = self._whereabouts()
@@ -181,11 +203,9 @@ class Conversation:
         try:
             store = _store()
             while True:
-                words = {
-                    rank: store.get(self._place(rank)).decode()
-                    for rank in self._team.ranks
-                    if store.check([self._place(rank)])
-                }
+                places = {rank: self._place(rank) for rank in self._team.ranks}
+                words = {rank: store.get(at).decode() for rank, at in places.items() if store.check([at])}
+                words = {rank: word for rank, word in words.items() if word}
                 if len(words) == len(self._team.ranks) or time.monotonic() > end_s:
                     break
                 time.sleep(_PATIENCE_S / 20)

@@ -46,8 +46,7 @@ class Results:
                 picks.append(row * num_keys + column)
                 # A denominator that was recorded and let nothing through is a true 0, so its recordings count.
                 evidence.append((SUM if kind == DENOMINATOR else COUNT) * num_keys + column)
-        self._picks = torch.tensor(picks, dtype=torch.int64, device="cpu")
-        self._evidence = torch.tensor(evidence, dtype=torch.int64, device="cpu")
+        self._picks = torch.tensor([picks, evidence], dtype=torch.int64, device="cpu").view(-1)
         self._are_names_unique = len(set(self.names)) == len(self.names)
 
     def read(self, numbers: Tensor) -> tuple[dict[str, float], set[Name] | None, list[str]]:
@@ -59,10 +58,11 @@ class Results:
         extremes[1].neg_()
         extremes.masked_fill_(numbers[NANS] > 0, torch.nan)
         flat = torch.cat((numbers.view(-1), numbers[SUM] / numbers[COUNT]))
-        values: list[float] = flat[self._picks].tolist()
+        picked, evidence = flat.index_select(0, self._picks).view(2, -1)
+        values: list[float] = picked.tolist()
         for at in self._whole:
             values[at] = int(values[at])
-        counted = flat[self._evidence] > 0
+        counted = evidence > 0
         if counted.all():
             rows = dict(zip(self.names, values, strict=True))
             return rows, None, [] if self._are_names_unique else _repeated(self.names)

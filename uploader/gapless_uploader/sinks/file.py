@@ -32,6 +32,7 @@ class FileSink:
 
     kind = "file"
     capabilities = Capabilities(
+        settles_intents=False,
         exactly_once="the checkpoint holds the file's length; a restart cuts our own file back to it",
         rewind=True,
         unstepped=True,

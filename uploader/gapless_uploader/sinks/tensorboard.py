@@ -47,6 +47,7 @@ class TensorboardSink:
 
     kind = "tensorboard"
     capabilities = Capabilities(
+        settles_intents=False,
         exactly_once="the checkpoint holds the event file's length; a restart cuts our own file back to it",
         rewind=True,
         text=True,
