@@ -35,6 +35,10 @@ class SinkHarness:
     kind: str
     vendor: str | None = None
     """Module without which the sink must say `pip install 'gapless[kind]'`."""
+    extra: str | None = None
+    """The extra that installs the vendor, where its name is not the kind's."""
+    keeps_history = True
+    """False for a tracker that shows the last value of a key and nothing else."""
     random_histories = 40
     """How many random histories the suite plays; fewer where a tracker is slow."""
 
@@ -62,7 +66,7 @@ class SinkHarness:
         raise NotImplementedError
 
     def held(self, value: Value) -> Any:
-        """The form in which the tracker holds a number."""
+        """The form in which the tracker holds a number; None when it must refuse it."""
         return value
 
     def key(self, key: str) -> str:
@@ -80,8 +84,11 @@ class SinkHarness:
         points = {}
         for row in rows:
             for key, value in row.values.items():
-                t = row.t if timed else None
-                points[row.step, key] = Point(row.step or 0, self.key(key), repr(self.held(value)), t)
+                t, held = row.t if timed else None, self.held(value)
+                if held is None:
+                    points.pop((row.step, key), None)
+                    continue
+                points[row.step, key] = Point(row.step or 0, self.key(key), repr(held), t)
         return sorted(points.values(), key=repr)
 
     def actual(self, run: RunView) -> list[Point]:

@@ -48,6 +48,11 @@ def needs(harness: SinkHarness, *names: str) -> None:
             pytest.skip(f"{harness.kind} declares no {name}")
 
 
+def needs_history(harness: SinkHarness) -> None:
+    if not harness.keeps_history:
+        pytest.skip(f"{harness.kind} shows the last value alone")
+
+
 def needs_exactly_once(harness: SinkHarness) -> None:
     if harness.sink().capabilities.exactly_once.startswith("at least once"):
         pytest.skip(f"{harness.kind} promises at least once")
@@ -156,6 +161,7 @@ def test_a_changed_value_replaces_the_old_one(harness: SinkHarness) -> None:
 def test_rewind_takes_back_what_was_sent(harness: SinkHarness) -> None:
     """Steps 0-15, a resume at 10, steps 10-20: the steps rise strictly, from 10 on they are the new attempt's."""
     needs(harness, "rewind")
+    needs_history(harness)
     old = [row(step) for step in range(16)]
     new = [row(step, t=T0 + 1000 + step, loss=-1.0) for step in range(10, 21)]
     memo = write(harness.sink(), RUN, {}, *old).memo
@@ -180,6 +186,7 @@ def test_rewind_to_nothing_leaves_nothing(harness: SinkHarness) -> None:
 def test_rewinds_within_one_batch_apply_in_order(harness: SinkHarness) -> None:
     """Rows before a rewind in the same batch go with it, those behind it stay."""
     needs(harness, "rewind")
+    needs_history(harness)
     operations = [row(0), row(1), Rewind(1), row(1, loss=5.0), row(2), Rewind(2), row(2, loss=6.0)]
     write(harness.sink(), RUN, {}, *operations)
 
@@ -215,6 +222,7 @@ def test_a_crash_with_changes_in_flight_is_harmless(harness: SinkHarness) -> Non
     """A repeated batch that amends, goes back and takes back leaves what one application of it leaves."""
     needs_exactly_once(harness)
     needs(harness, "rewind", "amend", "late_steps")
+    needs_history(harness)
     rows = [row(step) for step in (0, 1, 2, 4, 5, 6)]
     memo = write(harness.sink(), RUN, {}, *rows).memo
     change = [
@@ -253,6 +261,7 @@ def test_random_histories_with_crashes_match_a_model(harness: SinkHarness) -> No
     """Any mix of rows, changes, late steps, rewinds and crashes leaves what a dictionary leaves."""
     needs_exactly_once(harness)
     can = harness.sink().capabilities
+    rewinds = can.rewind and harness.keeps_history
     for seed in range(harness.random_histories):
         run = view(run_id=f"random-{seed}")
         chance = random.Random(seed)
@@ -263,7 +272,7 @@ def test_random_histories_with_crashes_match_a_model(harness: SinkHarness) -> No
             for _ in range(chance.randint(1, 8)):
                 clock += 1
                 kind = chance.random()
-                if kind < 0.12 and can.rewind:
+                if kind < 0.12 and rewinds:
                     step = chance.randint(0, highest)
                     operations.append(Rewind(step))
                     model = {place: one for place, one in model.items() if place[0] < step}
@@ -481,5 +490,5 @@ def test_a_missing_package_says_what_to_install(harness: SinkHarness, monkeypatc
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, harness.vendor, None)
 
-    with pytest.raises(Misconfigured, match=rf"pip install 'gapless\[{harness.kind}\]'"):
+    with pytest.raises(Misconfigured, match=rf"pip install 'gapless\[{harness.extra or harness.kind}\]'"):
         sink.open(RUN, {})

@@ -147,7 +147,8 @@ class Turner:
     def turn(self, seconds: float = 0.0) -> bool:
         """One turn after `seconds`, every folder looked at."""
         self.now += seconds
-        self.uploader.spool._next_full = 0.0
+        for path in (self.root, *self.root.rglob("*")):
+            self.uploader.spool.hint(path)
         return self.uploader.turn(self.now)
 
     def settle(self, turns: int = 200) -> None:

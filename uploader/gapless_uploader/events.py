@@ -83,6 +83,32 @@ class RunParked(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class CallStuck(Event):
+    """A call of a sink has not returned; other runs go on, and its answer is taken if it comes."""
+
+    run: str
+    sink: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStuck(Event):
+    """So many calls of a sink have not returned that it gets no more until one does."""
+
+    sink: str
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetTooSmall(Event):
+    """The live runs' heartbeats alone need more requests than the sink's `rate` allows."""
+
+    sink: str
+    live_runs: int
+    carried: int
+
+
+@dataclass(frozen=True, slots=True)
 class RecordsRefused(Event):
     """A sink cannot hold some values; they stay in the spool."""
 
@@ -120,10 +146,24 @@ class StateProblem(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseSlow(Event):
+    """Why it takes a while to become this spool's only uploader."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class WatchingByScan(Event):
     """File events are not to be had here: the scan alone finds new rows."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServingMetrics(Event):
+    """Prometheus metrics are to be had here, from this host alone."""
+
+    url: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,10 @@ class Outcome:
     new_state: str | None = None
     damage: list[tuple[str, Damage]] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
+    crashed: str | None = None
+    """What the sink raised though no sink may: the pipeline is of no use any more."""
+    num_bytes: int = 0
+    """Of spool that was read, for the sink's budget."""
     dead: list[tuple[Operation, str]] = field(default_factory=list)
     """Operations that the tracker rejected for good."""
 
@@ -169,9 +173,6 @@ class Pipeline:
             outcome.retry_in_s = PARKED_S
             self.not_before = now + PARKED_S
             self._close_session()
-        except Exception as error:  # noqa: BLE001 - a bug in one sink or one run must not stop the others
-            self._failed(outcome, f"{type(error).__name__}: {error}", now, None)
-            self._close_session()
         else:
             if self._failures and (outcome.rows or outcome.progress):
                 outcome.recovered_after, self._failures = self._failures, 0
@@ -245,6 +246,7 @@ class Pipeline:
         for attempt_id, taken in reader.read(files.paths, files.sizes, now, can.max_bytes):
             history.feed(attempt_id, taken, files.paths)
             self._since_snapshot += taken.end - taken.start
+            outcome.num_bytes += taken.end - taken.start
             count += len(taken.records)
             if count >= can.max_operations:
                 break

@@ -14,7 +14,10 @@ from gapless_uploader.sink import Misconfigured, Sink
 SINKS = {
     "console": "gapless_uploader.sinks.console:ConsoleSink",
     "file": "gapless_uploader.sinks.file:FileSink",
+    "mlflow": "gapless_uploader.sinks.mlflow:MlflowSink",
     "memory": "gapless_uploader.sinks.memory:MemorySink",
+    "prometheus": "gapless_uploader.sinks.prometheus:PrometheusSink",
+    "rl_insight": "gapless_uploader.sinks.rl_insight:RlInsightSink",
     "tensorboard": "gapless_uploader.sinks.tensorboard:TensorboardSink",
 }
 
