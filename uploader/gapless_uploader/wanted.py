@@ -65,7 +65,7 @@ class Wishes:
         """Run -> the newest attempt when it had said, and what it said."""
 
     def of(self, run: SpoolRun, now: float) -> Wanted | None:
-        """What is wanted for `run`; None while it is not known. Of a new attempt that is silent yet, what held before."""
+        """What is wanted for `run`; None while it is not known. A new attempt that is silent changes nothing."""
         newest = next(iter(_newest_first(run)), None)
         known = self._known.get(run.key)
         if newest is None or (known is not None and known[0] == newest.attempt_id):
