@@ -35,7 +35,7 @@ class FarEnd:
 
 def upload(root: Path, folder: Path) -> dict[str, FarEnd]:
     """Every run under `root` by its id, uploaded with a new uploader until all of them are over."""
-    sinks = [TensorboardSink(str(folder / "tb")), FileSink(str(folder / "file"))]
+    sinks = [TensorboardSink(str(folder / "tb"), precision="double"), FileSink(str(folder / "file"))]
     uploader = Uploader([root], sinks, folder / "state", executor=Inline(), jitter=lambda: 0.0)
     uploader.start()
     for turn in range(1000):
