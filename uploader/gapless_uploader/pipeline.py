@@ -131,6 +131,9 @@ class Pipeline:
         self._counts: Counter[str] = Counter(self.saved.get("counts", {}))
         self._refused: Counter[str] = Counter(self.saved.get("refused", {}))
         self._state: str | None = self.saved.get("state")
+        self._exit_code: int | None = self.saved.get("exit_code")
+        self._batch_state: list[Any] = self.saved.get("batch_state", [None, None])
+        """State and exit code that the tracker held when the batch at hand was formed."""
         self._since_snapshot = 0
         self._failures = 0
         self._slice = sink.capabilities.max_operations
@@ -253,7 +256,7 @@ class Pipeline:
         history.conclude(files.crashed)
         outcome.damage.extend(reader.take_damage())
         self._counts["damaged"] += len(outcome.damage)
-        self._batch_top = self._acked_top
+        self._batch_top, self._batch_state = self._acked_top, [self._state, self._exit_code]
         self._take_operations(history, outcome)
         if self._reader is None:
             return
@@ -323,6 +326,7 @@ class Pipeline:
                     self._acked_top = operation.step
             elif isinstance(operation, State):
                 outcome.new_state = self._state = operation.state
+                self._exit_code = operation.exit_code
                 self._flush_due = operation.state != "running"
         self._counts["rows"] += outcome.rows
         outcome.more = True
@@ -379,7 +383,7 @@ class Pipeline:
         self._close_session()
         self._generation += 1
         self._reader = self._history = None
-        self._memo, self._acked_top, self._state = {}, -1, None
+        self._memo, self._acked_top, self._state, self._exit_code = {}, -1, None, None
         self._pending, self._done, self._end, self._since_snapshot = [], 0, None, 0
         self.saved = {**self.saved, "cursor": {}, "end": None}
         self._counts["rewinds"] += 1
@@ -410,6 +414,8 @@ class Pipeline:
                 history.operations.clear()
                 self._adopt_missing(reader, history, cursor)
                 reader = self._reader_at(cursor, history, files)
+            held = self._batch_state if self.saved.get("end") else [self._state, self._exit_code]
+            history.view.state, history.view.exit_code = held[0] or "running", held[1]
             end = self.saved.get("end")
             if end:
                 self._read_up_to(reader, history, files, now, end)
@@ -495,6 +501,8 @@ class Pipeline:
             "counts": dict(self._counts),
             "refused": dict(self._refused),
             "state": self._state,
+            "exit_code": self._exit_code,
+            "batch_state": self._batch_state,
         }
 
     def _note_refused(self, refused: list[Refusal], outcome: Outcome) -> None:

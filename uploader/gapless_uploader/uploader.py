@@ -117,6 +117,7 @@ class Uploader:
         self._lag: dict[Place, int] = {}
         self._lag_unknown: set[Place] = set()
         self._lost_lease = False
+        self._stopped = False
 
     @property
     def rows(self) -> int:
@@ -215,8 +216,11 @@ class Uploader:
         """Settle and close every session, and give the lease up; never much longer than `timeout_s`.
 
         What hangs is left behind: its rows are offered again by the next uploader. An uploader that lost its lease
-        sends and commits nothing more.
+        sends and commits nothing more. May be called twice.
         """
+        if self._stopped:
+            return
+        self._stopped = True
         if self._lost_lease:
             self._listen(events.Stopped(self.rows))
             return
