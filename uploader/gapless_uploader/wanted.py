@@ -13,6 +13,7 @@ from typing import Any
 
 from gapless_schemas import Header
 from gapless_uploader.attempt import AttemptReader
+from gapless_uploader.merge import attempt_order
 from gapless_uploader.sink import Misconfigured, Sink
 from gapless_uploader.sinks import known_sinks, make_sink
 from gapless_uploader.spool import RunKey, SpoolRun
@@ -94,14 +95,14 @@ def offered_sinks(options: Mapping[str, Mapping[str, Any]], besides: Collection[
         try:
             offered.append(make_sink(f"{kind}:{target}" if target else kind, given))
         except Misconfigured:
-            if kind in options:
+            if options.get(kind):
                 raise
     return offered
 
 
 def _newest_first(run: SpoolRun) -> list[Header]:
     headers = [header for header in run.attempts.values() if header.writer == "main"] or run.attempts.values()
-    return sorted(headers, key=lambda header: (header.attempt, header.created, header.attempt_id), reverse=True)
+    return sorted(headers, key=attempt_order, reverse=True)
 
 
 def _kinds_of(header: Header, paths: Mapping[int, Path], now: float) -> list[str] | None:
