@@ -414,8 +414,8 @@ class Pipeline:
                 history.operations.clear()
                 self._adopt_missing(reader, history, cursor)
                 reader = self._reader_at(cursor, history, files)
-            held = self._batch_state if self.saved.get("end") else [self._state, self._exit_code]
-            history.view.state, history.view.exit_code = held[0] or "running", held[1]
+            state, exit_code = self._batch_state if self.saved.get("end") else (self._state, self._exit_code)
+            history.view.state, history.view.exit_code = state or "running", exit_code
             end = self.saved.get("end")
             if end:
                 self._read_up_to(reader, history, files, now, end)

@@ -157,9 +157,10 @@ class Spool:
     def _follow(self, path: Path, now: float, changed: set[RunKey]) -> None:
         """Look at what an event named, or at the nearest folder known above it."""
         folder = self._folders.get(path.parent)
-        if SegmentName.parse(path.name) is not None and folder is not None and path not in self._folders:
+        if folder is not None and path.name in folder.segments and path not in self._folders:
             grown = self._stat_segment(folder, path.name, changed)
         else:
+            # A new segment seldom comes alone: attempts that are there together are met together.
             above = path
             while above not in self._folders:
                 if above.parent == above:
