@@ -43,7 +43,7 @@ def ppo_update(rank: int, step: int, phase: float) -> None:
 def train(folder: Path, phase: str) -> None:
     rank = dist.get_rank()
     parts: dict[str, Any] = {
-        "wandb": WandB("online", wandb_api_key=WANDB_KEY, entity="team", tags=["rl"]),
+        "wandb": WandB("online", wandb_api_key=WANDB_KEY, entity="acme", tags=["rl"]),
         "swanlab": Swanlab(mode="cloud", api_key=SWANLAB_KEY),
         "tensorboard": TensorBoard(str(folder / "areal_tb")),
     }

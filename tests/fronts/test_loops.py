@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.fronts.far_end import FarEnd, upload
-from tests.fronts.process import train_ranks
+from tests.fronts.conftest import Trained
 from tests.fronts.shapes import SWANLAB_KEY, WANDB_KEY
 from tests.spool.oracle import header, records, segments
 
@@ -18,25 +18,19 @@ Loop = tuple[FarEnd, Path, list[str]]
 """The far end of the loop's only run, its folder in the spool, and what the second start's ranks printed."""
 
 
-def loop(folder: Path, script: str, **environment: str) -> Loop:
-    """Both phases of a loop: the first is killed on both ranks, the second ends."""
-    root = folder / "spool"
-    first = train_ranks(script, root, folder, "first", **environment)
-    assert [rank.returncode for rank in first] == [-signal.SIGKILL] * 2, first
-    second = train_ranks(script, root, folder, "second", **environment)
-    assert [rank.returncode for rank in second] == [0, 0], second
-    ((run_id, far),) = upload(root, folder).items()
-    return far, next(root.glob(f"*/{run_id}")), [rank.stdout for rank in second]
+def far_end(trained: Trained, folder: Path) -> Loop:
+    ((run_id, far),) = upload(trained.root, folder).items()
+    return far, next(trained.root.glob(f"*/{run_id}")), trained.printed
 
 
 @pytest.fixture(scope="module")
-def areal(tmp_path_factory: pytest.TempPathFactory) -> Loop:
-    return loop(tmp_path_factory.mktemp("areal"), "areal_loop.py")
+def areal(areal_trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Loop:
+    return far_end(areal_trained, tmp_path_factory.mktemp("areal"))
 
 
 @pytest.fixture(scope="module")
-def verl(tmp_path_factory: pytest.TempPathFactory) -> Loop:
-    return loop(tmp_path_factory.mktemp("verl"), "verl_loop.py", SLURM_JOB_ID="4711")
+def verl(verl_trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Loop:
+    return far_end(verl_trained, tmp_path_factory.mktemp("verl"))
 
 
 def logged_at(folder: Path) -> dict[int, float]:
@@ -93,18 +87,19 @@ def test_only_rank_0_of_areal_writes(areal: Loop) -> None:
     assert ended == {1: False, 2: True, 3: True}
 
 
-def test_areals_run_says_what_it_asked_for(areal: Loop) -> None:
+def test_areals_run_says_what_it_asked_for(areal: Loop, areal_trained: Trained) -> None:
     """Names, group, tags, trackers and end; neither key is in the spool or at the trackers."""
-    far, folder, _ = areal
+    far, _, _ = areal
     about = far.about
-    places = [folder, folder.parents[2] / "tb", folder.parents[2] / "file"]
-    everything = b"".join(path.read_bytes() for place in places for path in place.rglob("*") if path.is_file())
+    everything = b"".join(path.read_bytes() for path in areal_trained.root.rglob("*") if path.is_file())
+    told = json.dumps(about)
 
     assert (about["project"], about["id"], about["name"]) == ("gsm8k", "gsm8k_t0_train", "t0")
     assert (about["tags"], about["group"], about["state"]) == (["rl"], "gsm8k_t0", "finished")
     assert about["config"]["gapless"]["trackers"]["swanlab"]["name"] == "t0_train"
-    assert WANDB_KEY.encode() not in everything
-    assert SWANLAB_KEY.encode() not in everything
+    for key in (WANDB_KEY, SWANLAB_KEY):
+        assert key.encode() not in everything
+        assert key not in told
 
 
 # verl
