@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from gapless._fronts import current
 from gapless._fronts.noted import NOTED
-from tests.fronts.process import train_ranks
+from tests.fronts.process import Trained, train_twice
 
 _PREFIXES = ("GAPLESS_", "WANDB_", "SWANLAB_", "SLURM_", "TORCHELASTIC_", "MLFLOW_", "RAY_", "VERL_")
 
@@ -34,30 +32,11 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     current._own.clear()
 
 
-@dataclass
-class Trained:
-    """The spool of a training of two ranks that was killed and started again, by itself under its root."""
-
-    root: Path
-    printed: list[str]
-    """What the second start's ranks said."""
-
-
-def trained(folder: Path, script: str, **environment: str) -> Trained:
-    """Both phases of a loop: the first is killed on both ranks, the second ends."""
-    root = folder / "spool"
-    first = train_ranks(script, root, folder, "first", **environment)
-    assert [rank.returncode for rank in first] == [-signal.SIGKILL] * 2, first
-    second = train_ranks(script, root, folder, "second", **environment)
-    assert [rank.returncode for rank in second] == [0, 0], second
-    return Trained(root, [rank.stdout for rank in second])
-
-
 @pytest.fixture(scope="session")
 def areal_trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return trained(tmp_path_factory.mktemp("areal_trained"), "areal_loop.py")
+    return train_twice(tmp_path_factory.mktemp("areal_trained"), "areal_loop.py")
 
 
 @pytest.fixture(scope="session")
 def verl_trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return trained(tmp_path_factory.mktemp("verl_trained"), "verl_loop.py", SLURM_JOB_ID="4711")
+    return train_twice(tmp_path_factory.mktemp("verl_trained"), "verl_loop.py", SLURM_JOB_ID="4711")

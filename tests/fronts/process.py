@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -54,3 +56,22 @@ def train_ranks(script: str, root: Path, *arguments: str | Path, **more: str) ->
         for process in ranks:
             process.kill()
     return [subprocess.CompletedProcess(p.args, p.returncode, out, err) for p, (out, err) in ended]
+
+
+@dataclass
+class Trained:
+    """The spool of a training of two ranks that was killed and started again, by itself under its root."""
+
+    root: Path
+    printed: list[str]
+    """What the second start's ranks said."""
+
+
+def train_twice(folder: Path, script: str, **environment: str) -> Trained:
+    """Both phases of a loop: the first is killed on both ranks, the second ends."""
+    root = folder / "spool"
+    first = train_ranks(script, root, folder, "first", **environment)
+    assert [rank.returncode for rank in first] == [-signal.SIGKILL] * 2, first
+    second = train_ranks(script, root, folder, "second", **environment)
+    assert [rank.returncode for rank in second] == [0, 0], second
+    return Trained(root, [rank.stdout for rank in second])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fronts.far_end import FarEnd, upload
-from tests.fronts.conftest import Trained
+from tests.fronts.process import Trained
 from tests.fronts.shapes import SWANLAB_KEY, WANDB_KEY
 from tests.spool.oracle import header, records, segments
 
