@@ -17,13 +17,14 @@ from rich.console import Console
 from gapless_uploader.config import UploaderConfig, load_config
 from gapless_uploader.display import ReplayProgress, status_table
 from gapless_uploader.events import Event, LineListener, Listener, ServingMetrics, printable
+from gapless_uploader.export import FORMATS, export_run
 from gapless_uploader.lease import Held
 from gapless_uploader.live_table import LiveTable
 from gapless_uploader.metrics_port import Metrics, MetricsServer
 from gapless_uploader.replay import find_run, merged_run
 from gapless_uploader.run_name import is_asked_for
 from gapless_uploader.show import metrics_table
-from gapless_uploader.sink import Misconfigured
+from gapless_uploader.sink import Misconfigured, Retryable
 from gapless_uploader.spool import Spool
 from gapless_uploader.status import read_status
 from gapless_uploader.uploader import Uploader
@@ -45,6 +46,8 @@ def _upload_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--on-rewind", help="new-run, keep-first or mark"),
         click.option("--rate", help="requests that each sink may send, as in 200/min"),
         click.option("--bandwidth", help="bytes that each sink may send, as in 1MB/s"),
+        click.option("--adopt", multiple=True, metavar="RUN", help="append to this run at W&B, whoever wrote it"),
+        click.option("--new-id", multiple=True, metavar="RUN=ID", help="upload the run to W&B under another id"),
         click.option("--dry-run", is_flag=True, help="say what would go where, and do nothing"),
         click.option("--json", "as_json", is_flag=True, help="one JSON object a line"),
     ]
@@ -168,6 +171,27 @@ def show(path: Path, keys: tuple[str, ...], name: str | None, follow: bool, as_j
         if not follow:
             return
         time.sleep(2.0)
+
+
+@main.command()
+@click.argument("path", type=_PATH)
+@click.option("--format", "kind", type=click.Choice(sorted(FORMATS)), required=True, help="what to write")
+@click.option("--run", "name", help="the run's id, when PATH holds several; default: the newest")
+@click.option("-o", "--out", type=click.Path(path_type=Path), default=Path(), help="the folder to write into")
+def export(path: Path, kind: str, name: str | None, out: Path) -> None:
+    """Write a run's merged history in another tool's format.
+
+    Example: gapless export ./gapless --format wandb-offline -o ~/sync && wandb sync ~/sync/wandb/offline-run-*
+    """
+    spool = Spool([path])
+    spool.scan(time.monotonic())
+    run = find_run(spool.runs, name)
+    if run is None:
+        raise click.ClickException(f"no run {name or ''} under {path}; see: gapless status {path}")
+    try:
+        click.echo(export_run(run, kind, out))
+    except (Misconfigured, Retryable, OSError) as error:
+        raise click.ClickException(str(error)) from None
 
 
 @main.command()

@@ -13,6 +13,8 @@ run = ["*"]                               # only these run ids
 rate = "200/min"                          # requests that each sink may send
 bandwidth = "1MB/s"                       # bytes that each sink may send
 metrics_port = 9464                       # Prometheus, on 127.0.0.1 alone
+adopt = ["RUN"]                           # append to this run at W&B, though no state of it is left
+new_id = { RUN = "ID" }                   # upload the run RUN to W&B under another id
 
 [sinks.wandb]                             # a sink's own options, by its kind, and its own rate and bandwidth
 rate = "100/min"
@@ -33,9 +35,11 @@ from gapless_uploader.sink import Misconfigured, Sink
 from gapless_uploader.sinks import make_sink
 from gapless_uploader.uploader import UploaderOptions, default_state_folder
 
-_LISTS = ("to", "project", "run")
+_LISTS = ("to", "project", "run", "adopt")
 _NUMBERS = ("workers", "call_timeout_s", "crashed_after_s", "slow_scan_s", "grace_s")
 _LIMITS = ("rate", "bandwidth")
+_IDENTIFIES = ("wandb",)
+"""Sinks that know `adopt` and `new_id`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,10 @@ class UploaderConfig:
     """Bytes that each sink may send, as in 1MB/s; `[sinks.KIND]` may say another for one kind."""
     metrics_port: int | None = None
     """Serve Prometheus metrics on this port of 127.0.0.1."""
+    adopt: tuple[str, ...] = ()
+    """Runs that are appended to at W&B though no state of them is left."""
+    new_id: dict[str, str] = field(default_factory=dict)
+    """Run -> the id under which it is uploaded to W&B."""
     sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Options of each kind of sink: its own, and `rate` and `bandwidth`."""
 
@@ -122,7 +130,13 @@ class UploaderConfig:
         return [make_sink(spec, self._own_options(spec.partition(":")[0])) for spec in self.to]
 
     def _own_options(self, kind: str) -> dict[str, Any]:
-        return {key: value for key, value in self.sinks.get(kind, {}).items() if key not in _LIMITS}
+        options = {key: value for key, value in self.sinks.get(kind, {}).items() if key not in _LIMITS}
+        if kind in _IDENTIFIES:
+            if self.adopt:
+                options["adopt"] = list(self.adopt)
+            if self.new_id:
+                options["new_id"] = dict(self.new_id)
+        return options
 
 
 def load_config(path: Path | None, **flags: Any) -> UploaderConfig:
@@ -149,6 +163,9 @@ def load_config(path: Path | None, **flags: Any) -> UploaderConfig:
             values[key] = tuple(listed)
     if "state" in values:
         values["state"] = Path(str(values["state"])).expanduser()
+    new_id = values.get("new_id", {})
+    if not isinstance(new_id, dict) or not all(isinstance(item, str) for item in new_id.values()):
+        raise Misconfigured(f"{source}: new_id must be a table of run = id")
     sinks = values.get("sinks", {})
     if not isinstance(sinks, dict) or not all(isinstance(options, dict) for options in sinks.values()):
         raise Misconfigured(f"{source}: sinks must be tables, [sinks.KIND]")
@@ -161,7 +178,20 @@ def load_config(path: Path | None, **flags: Any) -> UploaderConfig:
         if name in given:  # a flag is above every table of the file
             tables = {kind: {k: v for k, v in own.items() if k != name} for kind, own in config.sinks.items()}
             config = replace(config, sinks=tables)
+    if "new_id" in given:
+        given["new_id"] = {**config.new_id, **_pairs(given["new_id"])}
     try:
         return replace(config, **given)
     except Misconfigured as error:
         raise Misconfigured(f"{error} (a flag or GAPLESS_*)") from None
+
+
+def _pairs(given: tuple[str, ...]) -> dict[str, str]:
+    """`RUN=ID` each. Raises Misconfigured."""
+    pairs = {}
+    for item in given:
+        run, is_pair, tracker_id = item.rpartition("=")
+        if not is_pair or not run or not tracker_id:
+            raise Misconfigured(f"--new-id is {item!r}; it must be RUN=ID")
+        pairs[run] = tracker_id
+    return pairs

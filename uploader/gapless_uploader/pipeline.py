@@ -21,14 +21,17 @@ from gapless_uploader.adapt import adapt
 from gapless_uploader.history import History
 from gapless_uploader.intervals import Intervals
 from gapless_uploader.operations import Amend, Operation, Row, State, Superseded
-from gapless_uploader.reader import RunReader
+from gapless_uploader.reader import Cursor, RunReader
+from gapless_uploader.rejoin import cursor_at
 from gapless_uploader.sink import (
     Batch,
     Memo,
     Misconfigured,
     Parked,
+    Place,
     Refusal,
     Rejected,
+    Resume,
     Retryable,
     RunView,
     Session,
@@ -44,6 +47,7 @@ BACKOFF_FIRST_S = 1.0
 BACKOFF_CAP_S = 60.0
 PARKED_S = 300.0
 REWINDS = ("new-run", "keep-first", "mark")
+_MARK = "rewound-from-step:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,10 @@ class Pipeline:
         self._flush_due = False
         self._rewound: int | None = None
         """A step from which uploaded rows were rewound, until a fresh generation has begun."""
+        self._rewinds: list[list[int]] = self.saved.get("rewinds", [])
+        """[from, to] of the steps that were uploaded and rewound in this generation, where the tracker keeps them."""
+        self._is_behind = False
+        """The last reading left something for the next one."""
         self._looked_at: Mapping[str, Mapping[int, int]] | None = None
         self.not_before = 0.0
         """Monotonic seconds before which a step is of no use."""
@@ -170,6 +178,8 @@ class Pipeline:
             self._failed(outcome, str(error), now, error.after_s)
         except OSError as error:
             self._failed(outcome, _os_error(error), now, None)
+        except Resume as found:
+            self._rejoin(found, files, now, outcome)
         except (Parked, Misconfigured) as error:
             outcome.parked = str(error)
             outcome.parked_sink = isinstance(error, Misconfigured) or error.whole_sink
@@ -179,7 +189,16 @@ class Pipeline:
         else:
             if self._failures and (outcome.rows or outcome.progress):
                 outcome.recovered_after, self._failures = self._failures, 0
+        self._note_trouble(outcome)
         return outcome
+
+    def _note_trouble(self, outcome: Outcome) -> None:
+        """Keep with the progress why it does not move, for whoever asks from outside."""
+        trouble = outcome.failed or outcome.parked
+        moved = outcome.progress is not None
+        if trouble != self.saved.get("trouble") and (trouble is not None or moved):
+            self.saved = {**self.saved, "trouble": trouble}
+            outcome.progress = {**(outcome.progress or self._progress()), "trouble": trouble}
 
     def heartbeat_due(self, now: float) -> bool:
         """Whether the tracker has to hear that the training lives."""
@@ -235,6 +254,8 @@ class Pipeline:
             self._settle(history, outcome)
         if not outcome.more:
             reader.rest()
+        elif not self._pending and not self._is_behind and history.view.state == "running":
+            self.not_before = max(self.not_before, now + self.sink.capabilities.interval_s)
 
     def _heartbeat(self, history: History, now: float) -> None:
         if self._session is None:
@@ -253,6 +274,7 @@ class Pipeline:
             count += len(taken.records)
             if count >= can.max_operations:
                 break
+        self._is_behind = any(not a.idle(files.sizes.get(name, {})) for name, a in reader.attempts.items())
         history.conclude(files.crashed)
         outcome.damage.extend(reader.take_damage())
         self._counts["damaged"] += len(outcome.damage)
@@ -274,22 +296,22 @@ class Pipeline:
             self._rewound = rewound
             self._begin_generation(outcome)
             return
-        if rewound is not None and self._options.on_rewind == "keep-first":
-            kept = [
-                op
-                for op in operations
-                if not (isinstance(op, Row) and op.step is not None and op.step <= self._batch_top)
-            ]
+        if rewound is not None:
+            self._rewinds.append([rewound, self._batch_top])
+        if self._options.on_rewind == "keep-first" and self._rewinds:
             refused.extend(
-                Refusal(op.step, None, "a rewound step that was uploaded: the first one is kept")
+                Refusal(_step_of(op), None, "a rewound step that was uploaded: the first one is kept")
                 for op in operations
-                if isinstance(op, Row) and op.step is not None and op.step <= self._batch_top
+                if self._is_kept(op)
             )
-            operations = kept
-        if rewound is not None and self._options.on_rewind == "mark":
-            history.view.tags = [*history.view.tags, f"rewound-from-step:{rewound}"]
+            operations = [op for op in operations if not self._is_kept(op)]
         self._note_refused(refused, outcome)
         self._pending, self._done = operations, 0
+
+    def _is_kept(self, operation: Operation) -> bool:
+        """Whether the tracker's first row of this step stays, so that the operation is refused."""
+        step = _step_of(operation)
+        return any(first <= step <= last for first, last in self._rewinds)
 
     def _write(self, history: History, now: float, outcome: Outcome) -> bool:
         """Write one slice; False when the step ends here."""
@@ -303,7 +325,7 @@ class Pipeline:
             self._session = self.sink.open(self._view(history), self._memo)
         part = self._pending[: self._slice]
         try:
-            ack = self._session.write(Batch(part, self._view(history), self._uncertain))
+            ack = self._session.write(Batch(part, self._view(history), self._uncertain, self._place()))
         except Rejected as error:
             self._rejected(error, outcome)
             return True
@@ -375,6 +397,8 @@ class Pipeline:
         When the tracker does not answer, the next step tries again.
         """
         old = self._view(self._history) if self._history else None
+        # The operations at hand are of no use to either run: if saying so fails, they are read and made again.
+        self._reader = self._history = None
         if old is not None:
             if self._session is None:
                 self._session = self.sink.open(old, self._memo)
@@ -382,13 +406,30 @@ class Pipeline:
             self._session.write(Batch([Superseded(fresh)], old))
         self._close_session()
         self._generation += 1
-        self._reader = self._history = None
         self._memo, self._acked_top, self._state, self._exit_code = {}, -1, None, None
-        self._pending, self._done, self._end, self._since_snapshot = [], 0, None, 0
+        self._pending, self._done, self._end, self._since_snapshot, self._rewinds = [], 0, None, 0, []
         self.saved = {**self.saved, "cursor": {}, "end": None}
         self._counts["rewinds"] += 1
         outcome.progress = self._progress()
         outcome.progress["rewound_at"], self._rewound = self._rewound, None
+        outcome.more = True
+
+    def _rejoin(self, found: Resume, files: Files, now: float, outcome: Outcome) -> None:
+        """Stand where the tracker stands. Nothing is made durable: until the next yes the tracker says it again."""
+        self._close_session()
+        self._reader = self._history = None
+        self._pending, self._done, self._end, self._since_snapshot = [], 0, None, 0
+        self._memo, self._generation, self._state, self._exit_code = found.memo, found.generation, None, None
+        self._batch_state = [None, None]
+        self._acked_top = self._batch_top = found.place.top
+        try:
+            cursor = cursor_at(files.paths, found.place.at, now)
+            end = cursor_at(files.paths, found.place.to, now, cursor) if found.place.done else None
+        except OSError as error:
+            self._failed(outcome, _os_error(error), now, None)
+            return
+        place = {"cursor": cursor, "end": end, "done": found.place.done, "batch_top": found.place.top}
+        self.saved = {**self.saved, **place, "memo": found.memo, "generation": found.generation}
         outcome.more = True
 
     # loading
@@ -425,6 +466,7 @@ class Pipeline:
                 self._take_operations(history, Outcome())
                 self._refused = refused
                 done = min(self.saved.get("done", 0), len(self._pending))
+                self._acked_top = max(self._acked_top, *(_step_of(operation) for operation in self._pending[:done]), -1)
                 self._pending, self._done = self._pending[done:], done
                 self._uncertain = self._intent_saved = True
                 reader = self._reader_at(end, history, files)
@@ -481,11 +523,19 @@ class Pipeline:
     def _view(self, history: History) -> RunView:
         view = history.view
         view.generation = self._generation
-        view.positions = {name: attempt.seen.complete_to for name, attempt in history.attempts.items()}
+        if self._options.on_rewind == "mark":
+            given = [tag for tag in view.tags if not tag.startswith(_MARK)]
+            view.tags = given + [f"{_MARK}{first}" for first, _ in self._rewinds]
         return view
+
+    def _place(self) -> Place:
+        return Place(_seqs(self.saved.get("cursor", {})), _seqs(self._end or {}), self._done, self._batch_top)
 
     def _progress(self) -> dict[str, Any]:
         open_end = self._end if (self._pending and (self._intent_saved or self._done)) else None
+        done = self._done
+        if self._history is None:  # nothing is loaded: what is open is as it was saved
+            open_end, done = self.saved.get("end"), self.saved.get("done", 0)
         return {
             **self.saved,
             "project": self.key[0],
@@ -493,7 +543,7 @@ class Pipeline:
             "sink": f"{self.sink.kind}:{self.sink.target}",
             "cursor": self.saved.get("cursor", {}),
             "end": open_end,
-            "done": self._done if open_end else 0,
+            "done": done if open_end else 0,
             "memo": self._memo,
             "generation": self._generation,
             "top": self._acked_top,
@@ -503,6 +553,7 @@ class Pipeline:
             "state": self._state,
             "exit_code": self._exit_code,
             "batch_state": self._batch_state,
+            "rewinds": self._rewinds,
         }
 
     def _note_refused(self, refused: list[Refusal], outcome: Outcome) -> None:
@@ -537,6 +588,14 @@ def _idle(cursor: dict[str, Any] | None, sizes: Mapping[int, int]) -> bool:
         return not sizes
     ends = {segment: offset for segment, offset, _ in cursor["open"]}
     return all(ends.get(index, size if index < cursor["next"] else -1) == size for index, size in sizes.items())
+
+
+def _seqs(cursor: Cursor) -> dict[str, list[list[int]]]:
+    return {name: place["seen"] for name, place in cursor.items()}
+
+
+def _step_of(operation: Operation) -> int:
+    return operation.step if isinstance(operation, Row | Amend) and operation.step is not None else -1
 
 
 def _has_rows(operations: list[Operation]) -> bool:

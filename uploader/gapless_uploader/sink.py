@@ -49,6 +49,30 @@ class Misconfigured(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Between which operations of a run a tracker stands, said without files: where the batch begins and ends, and
+    how many of its operations were applied. Reading a run again to `at`, then on to `to`, makes the same batch."""
+
+    at: dict[str, list[list[int]]] = field(default_factory=dict)
+    """attempt_id -> intervals of the seqs read before the batch."""
+    to: dict[str, list[list[int]]] = field(default_factory=dict)
+    """The same at the batch's end."""
+    done: int = 0
+    top: int = -1
+    """The highest step that the tracker held when the batch was made."""
+
+
+class Resume(Exception):
+    """What the tracker holds says that the run goes on elsewhere than the uploader's state does."""
+
+    def __init__(self, reason: str, generation: int, place: Place, memo: Memo) -> None:
+        super().__init__(reason)
+        self.generation = generation
+        self.place = place
+        self.memo = memo
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a sink can express. The uploader turns, counts or refuses the rest before the sink sees it."""
 
@@ -71,6 +95,8 @@ class Capabilities:
     read_back: bool = False
     heartbeat_s: float | None = None
     """`heartbeat` is called this often while the training lives."""
+    interval_s: float = 0.0
+    """While a run is live and all that is there was sent, the next batch waits so long."""
     settles_intents: bool = True
     """The batch's end is made durable before it is written; after a crash or a lost answer the same batch comes again,
     whole, as `Batch.uncertain`. False only where `open` takes the tracker back to exactly what the memo describes."""
@@ -106,8 +132,6 @@ class RunView:
     runtime: float = 0.0
     generation: int = 1
     """Counts the fresh tracker runs that rewinds of uploaded rows made."""
-    positions: dict[str, int] = field(default_factory=dict)
-    """attempt_id -> highest seq up to which everything was read, at the end of the batch."""
 
     @property
     def tracker_id(self) -> str:
@@ -123,6 +147,8 @@ class Batch:
     run: RunView
     uncertain: bool = False
     """These operations may have been applied before, whole or in part: the answer never came."""
+    place: Place = field(default_factory=Place)
+    """Where the first of the operations stands; a tracker that can hold it lets a lost state double nothing."""
 
 
 @dataclass(slots=True)
@@ -147,7 +173,7 @@ class Session(Protocol):
     """One run in a tracker. Not thread safe."""
 
     def write(self, batch: Batch) -> Ack:
-        """Apply operations and return what the tracker acknowledged. Raises Retryable, Rejected or Parked."""
+        """Apply operations and return what the tracker acknowledged. Raises Retryable, Rejected, Parked or Resume."""
 
     def heartbeat(self, now: float) -> None:
         """Tell the tracker that the training lives. Called only with `Capabilities.heartbeat_s`."""
@@ -170,5 +196,5 @@ class Sink(Protocol):
     def open(self, run: RunView, memo: Memo) -> Session:
         """A session that goes on after what `memo` describes; an empty memo is a first time.
 
-        Raises Retryable, Parked or Misconfigured.
+        Raises Retryable, Parked, Misconfigured or Resume.
         """

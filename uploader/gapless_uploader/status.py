@@ -38,6 +38,8 @@ class SinkStatus:
     superseded: int
     damaged: int
     lost: int
+    trouble: str | None = None
+    """Why it does not go on, and what the way out is."""
 
 
 @dataclass(slots=True)
@@ -140,6 +142,7 @@ def _sink(run: SpoolRun, progress: dict[str, Any]) -> SinkStatus:
         superseded=progress.get("superseded", 0),
         damaged=progress.get("counts", {}).get("damaged", 0),
         lost=progress.get("lost", 0),
+        trouble=progress.get("trouble"),
     )
 
 

@@ -19,6 +19,7 @@ SINKS = {
     "prometheus": "gapless_uploader.sinks.prometheus:PrometheusSink",
     "rl_insight": "gapless_uploader.sinks.rl_insight:RlInsightSink",
     "tensorboard": "gapless_uploader.sinks.tensorboard:TensorboardSink",
+    "wandb": "gapless_uploader.sinks.wandb:WandbSink",
 }
 
 

@@ -1,0 +1,24 @@
+"""The W&B sink as tests make it: at a loopback server, with its key, and without waiting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gapless_uploader.sinks._wandb_http import Credentials
+from gapless_uploader.sinks.wandb import WandbSink
+from tests.servers.wandb_server import DEFAULT_KEY, WandbServer
+
+
+class LoopbackSink(WandbSink):
+    """Credentials come from the test, whatever this machine is logged in to."""
+
+    def __init__(self, url: str, key: str = DEFAULT_KEY, **options: Any) -> None:
+        super().__init__(**{"mode": "online", "settle_s": 0.0, "timeout_s": 5.0, "upload_interval": 0.0, **options})
+        self.found = Credentials(url, key)
+
+    def _ask(self, anew: bool) -> Credentials:
+        return self.found
+
+
+def make_sink(server: WandbServer, **options: Any) -> LoopbackSink:
+    return LoopbackSink(server.url, **options)

@@ -1,0 +1,88 @@
+"""A child process of ours that speaks one JSON object a line: asked, answered, ended. It ends when we do."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, cast
+
+from gapless_uploader.sink import Retryable
+
+ANSWER_S = 60.0
+
+
+class ChildProcess:
+    """Runs `python -m module`. Not thread safe."""
+
+    def __init__(self, module: str) -> None:
+        self._rest = b""
+        self._folder = tempfile.TemporaryDirectory(prefix="gapless-wandb-", ignore_cleanup_errors=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**_environment(), "WANDB_DIR": self._folder.name},
+            cwd=self._folder.name,
+            start_new_session=True,
+        )
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def ask(self, question: dict[str, Any], within_s: float = ANSWER_S) -> dict[str, Any]:
+        """The answer. Raises Retryable when there is none in time, or when it is an error."""
+        line = b""
+        try:
+            stdin = cast(IO[bytes], self._process.stdin)
+            stdin.write(json.dumps(question, default=str).encode() + b"\n")
+            stdin.flush()
+            line = self._line(time.monotonic() + within_s)
+        except (OSError, ValueError):
+            pass
+        if not line:
+            self.close()
+            raise Retryable("wandb, in its own process, gave no answer; it is started again")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise Retryable(f"wandb said: {answer['error']}")
+        return answer
+
+    def close(self) -> None:
+        """End it. May be called twice."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):  # what was still to be written is of no use to a dead process
+                cast(IO[bytes], stream).close()
+        self._folder.cleanup()
+
+    def _line(self, deadline: float) -> bytes:
+        """Its next line; empty when it ended or takes too long."""
+        handle = cast(IO[bytes], self._process.stdout).fileno()
+        while b"\n" not in self._rest:
+            ready, _, _ = select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
+            part = os.read(handle, 1 << 16) if ready else b""
+            if not part:
+                return b""
+            self._rest += part
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment, in which the child finds our packages and W&B's settings, and stays quiet."""
+    quiet = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_CONSOLE": "off", "PYTHONUTF8": "1"}
+    here = [str(Path(path).absolute()) for path in sys.path if path]
+    kept = {name: value for name, value in os.environ.items() if name not in ("WANDB_MODE", "WANDB_RUN_ID")}
+    return {**kept, **quiet, "PYTHONPATH": os.pathsep.join(here)}

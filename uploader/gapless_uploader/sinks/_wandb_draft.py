@@ -1,0 +1,204 @@
+"""A request in the making: operations as lines, events, console lines, files and artifacts, on a copy of the progress.
+
+Nothing here is sent, so a draft may be thrown away and made again from the same operations: it comes out the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from gapless_uploader.operations import (
+    Amend,
+    Axis,
+    Config,
+    Identity,
+    Log,
+    Media,
+    Missing,
+    Operation,
+    Row,
+    State,
+    Superseded,
+    System,
+    Table,
+    Text,
+)
+from gapless_uploader.sink import Parked, Refusal, Retryable, RunView
+from gapless_uploader.sinks._wandb_axes import LATE_AXIS, Rules, fold
+from gapless_uploader.sinks._wandb_lines import TooBig, careful_body, line, plain, quick_body, split, tracker_key
+from gapless_uploader.sinks._wandb_media import Encoded, MediaEncoder
+from gapless_uploader.sinks._wandb_progress import Progress
+
+SYSTEM_PREFIX = "system."
+_GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+
+
+@dataclass(slots=True)
+class Limits:
+    """How large things may be, and how much is read back."""
+
+    max_row_bytes: int = 10_000_000
+    """W&B's client skips a row above 10,383,360 bytes."""
+    max_post_bytes: int = 8 << 20
+    first_rows: int = 1_000
+    """Rows of a session's first request: they are read back."""
+    read_back: bool = True
+
+
+@dataclass(slots=True)
+class Draft:
+    """What operations came to. `take` once."""
+
+    run: RunView
+    progress: Progress
+    """As it will be when the request is acknowledged."""
+    place: str
+    max_row_bytes: int
+    lines: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    output: list[str] = field(default_factory=list)
+    media: Encoded = field(default_factory=Encoded)
+    refused: list[Refusal] = field(default_factory=list)
+    done: int = 0
+    """Operations taken."""
+    described: bool = False
+    """Something that `UpsertBucket` carries changed."""
+    state: State | None = None
+    superseded: str | None = None
+    late_steps: list[int] = field(default_factory=list)
+    """Steps that were sent before, or lie below one that was."""
+    _rules: Rules | None = None
+
+    def take(self, operations: Sequence[Operation], max_rows: int, max_bytes: int) -> None:
+        """Take operations until a limit is reached, one at least. Raises Parked and OSError."""
+        self._rules = Rules(self.run.axes)
+        size = 0
+        for operation in operations:
+            if self.done and (size > max_bytes or len(self.lines) >= max_rows):
+                return
+            before = len(self.lines)
+            kind = type(operation)
+            if kind is Row or kind is Amend:
+                self._row(operation)  # type: ignore[arg-type]
+            else:
+                self._other(operation)
+            size += sum(map(len, self.lines[before:]))
+            self.done += 1
+
+    def _row(self, row: Row | Amend) -> None:
+        progress, step = self.progress, row.step
+        if step is None:
+            self._unstepped(row)
+            return
+        changed = row.changed if isinstance(row, Amend) else None
+        values = row.values
+        by_axis = progress.late == "axis"
+        if by_axis:
+            kept = values if changed is None else {key: values[key] for key in changed if key in values}
+            values = {**kept, LATE_AXIS: step}
+        elif changed is not None or step <= progress.top:
+            self.late_steps.append(step)
+        if self._rules is not None and self._rules.any:
+            fold(progress.folds, self._rules, values if changed is None else {key: values[key] for key in changed})
+        body = quick_body(values)
+        bodies = [body] if body is not None and len(body) <= self.max_row_bytes else self._careful(row, values, changed)
+        for body in bodies:
+            at = progress.lines if by_axis else step
+            self.lines.append(line(at, row.t, row.runtime, body))
+            progress.lines += 1
+            if at >= progress.top:
+                progress.top = at
+                progress.last = [at, row.t, row.runtime]
+
+    def _careful(self, row: Row | Amend, values: dict[str, Any], changed: tuple[str, ...] | None) -> list[bytes]:
+        """The bodies of a row that is not all plain numbers, or too large for one line."""
+        step = row.step or 0
+        encoder = MediaEncoder(self.place, self.progress.increments)
+        made: dict[str, Any] = {}
+        for key, value in values.items():
+            name = tracker_key(key)
+            if name != key and key not in self.progress.renamed:
+                self.progress.renamed.append(key)
+                self.described = True
+            is_new = changed is None or key in changed
+            try:
+                made[name] = self._value(encoder, key, step, value, is_new)
+            except TooBig as reason:
+                if is_new:
+                    self.refused.append(Refusal(step, key, str(reason)))
+            except _GONE as error:
+                if is_new:
+                    self.refused.append(Refusal(step, key, f"a payload that is missing ({error.strerror})"))
+            except OSError as error:
+                raise Retryable(f"read the payload of {key!r}: {error.strerror or error}") from error
+        body = careful_body(made)
+        if len(body) <= self.max_row_bytes:
+            return [body]
+        for name in sorted(made, key=lambda name: -_size(made[name])):
+            if len(body) <= self.max_row_bytes or _size(made[name]) < 256:
+                break
+            if isinstance(made[name], str):
+                made[name] = encoder.moved(name, step, made[name], self.media)
+                body = careful_body(made)
+        if len(body) <= self.max_row_bytes:
+            return [body]
+        if self.progress.late == "axis":
+            common = {LATE_AXIS: made.pop(LATE_AXIS)}
+            return [b"%b,%b" % (careful_body(common)[:-1], part[1:]) for part in split(made, self.max_row_bytes - 64)]
+        raise Parked(
+            f"the row of step {step} has {len(body)} bytes and W&B takes {self.max_row_bytes}; its parts would replace"
+            f' each other: set late = "axis" for the sink and give the run another id, --new-id {self.run.run_id}=ID'
+        )
+
+    def _value(self, encoder: MediaEncoder, key: str, step: int, value: Any, is_new: bool) -> Any:
+        if not isinstance(value, Text | Table | Media):
+            if isinstance(value, Missing):
+                raise FileNotFoundError(2, value.reason)
+            return plain(value)
+        shown = self.progress.shown.get(key)
+        if not is_new and shown is not None and shown[0] == step:
+            return shown[1]  # sent with this step's first line
+        made = encoder.encode(key, step, value, self.media)
+        self.refused.extend(self.media.refused)
+        self.media.refused.clear()
+        if not isinstance(value, Text) and (shown is None or shown[0] <= step):
+            self.progress.shown[key] = [step, made]
+        return made
+
+    def _unstepped(self, row: Row | Amend) -> None:
+        """Samples of the training node's own metrics have no step; other rows cannot be placed at W&B."""
+        sample = {key: value for key, value in row.values.items() if key.startswith(SYSTEM_PREFIX)}
+        if len(sample) < len(row.values):
+            self.refused.append(Refusal(None, None, "a row without a step"))
+        if sample:
+            event = {"_wandb": True, "_timestamp": row.t, "_runtime": row.runtime, **sample}
+            self.events.append(careful_body({key: plain(value) for key, value in event.items()}).decode())
+            self.progress.events += 1
+
+    def _other(self, operation: Operation) -> None:
+        match operation:
+            case Identity() | Config() | System() | Axis():
+                self.described = True
+            case State():
+                self.state = operation
+            case Superseded(by=by):
+                self.superseded = by
+            case Log():
+                self.output.extend(_console(operation))
+                self.progress.output += len(operation.lines)
+            case _:
+                pass  # the summary is written with every request; W&B has no place for a gap
+
+
+def _console(log: Log) -> list[str]:
+    """Lines of `output.log`: UTC time, then the text as a terminal would show it."""
+    at = datetime.fromtimestamp(log.t, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
+    mark = "ERROR " if log.stream == "stderr" else ""
+    return [f"{mark}{at} {text.rstrip(chr(10)).rpartition(chr(13))[2]}" for text in log.lines]
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, str) else len(careful_body({"": value}))

@@ -1,0 +1,93 @@
+"""Rows as lines of W&B's history: what the line of a row is, byte by byte, and which keys get another name.
+
+A line is the row's values with `_step`, `_timestamp` and `_runtime` before them; NaN and the infinities are bare
+literals, as W&B's own client writes them. Most rows are numbers and cost one call of orjson.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from gapless_uploader.operations import Value
+
+KEPT_BY_WANDB = frozenset(["", "_step", "_timestamp", "_runtime", "_wandb", "_gapless"])
+"""Keys that W&B drops, overwrites or reads as its own."""
+_INT64 = 1 << 63
+_OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS
+
+
+class TooBig(ValueError):
+    """An integer that is beyond what even a float can hold."""
+
+
+def tracker_key(key: str) -> str:
+    """The name under which `key` arrives: its own, or with a tilde before it where W&B keeps the name to itself.
+
+    `~` before a kept name, or before any number of tildes and a kept name, is taken off again by `spool_key`.
+    """
+    return f"~{key}" if key.lstrip("~") in KEPT_BY_WANDB else key
+
+
+def spool_key(key: str) -> str:
+    """The key in the spool of a key at W&B."""
+    return key[1:] if key[:1] == "~" and key.lstrip("~") in KEPT_BY_WANDB else key
+
+
+def quick_body(values: Mapping[str, Value]) -> bytes | None:
+    """The values as a JSON object, if they are plain and finite and every key keeps its name; else None."""
+    try:
+        body = orjson.dumps(values, option=_OPTIONS)
+    except TypeError:
+        return None
+    # `null` may stand for NaN, and a quote with one of these behind it may begin a key that W&B keeps.
+    if b"null" in body or b'"_' in body or b'"~' in body or b'"":' in body:
+        return None
+    return body
+
+
+def careful_body(values: Mapping[str, Any]) -> bytes:
+    """The same for any JSON value, NaN and infinities as literals. Keys are the tracker's already."""
+    return json.dumps(values, separators=(",", ":")).encode()
+
+
+def plain(value: Any) -> Any:
+    """A number, text or list as the history can hold it. Raises TooBig."""
+    kind = type(value)
+    if kind is int and not -_INT64 <= value < _INT64:
+        try:
+            return float(value)
+        except OverflowError:
+            raise TooBig("an integer beyond a float's range") from None
+    if kind is list:
+        return [plain(item) for item in value]
+    if kind is dict:
+        return {str(key): plain(item) for key, item in value.items()}
+    return value
+
+
+def line(step: int, t: float, runtime: float, body: bytes) -> str:
+    """The history line of a row whose values are the JSON object `body`."""
+    head = b'{"_step":%d,"_timestamp":%b,"_runtime":%b' % (step, repr(t).encode(), repr(runtime).encode())
+    return (head + body[1:] if body == b"{}" else b"%b,%b" % (head, body[1:])).decode()
+
+
+def split(values: Mapping[str, Any], max_bytes: int) -> list[bytes]:
+    """The bodies of as many lines as it takes for each to stay within `max_bytes`, keys in their order.
+
+    A single key above the limit has a body of its own all the same.
+    """
+    bodies: list[bytes] = []
+    part: dict[str, Any] = {}
+    size = 2
+    for key, value in values.items():
+        added = len(careful_body({key: value})) - 1
+        if part and size + added > max_bytes:
+            bodies.append(careful_body(part))
+            part, size = {}, 2
+        part[key] = value
+        size += added
+    return [*bodies, careful_body(part)]

@@ -1,0 +1,161 @@
+"""The real `wandb` client in offline mode, one run a process: rows in, W&B's own `offline-run-*` folder out.
+
+It reads one JSON object a line: `start`, `rows`, `about`, then `finish` or the end of its input. It answers each with
+one, `rows` when they are in the folder's file on disk, which W&B's client writes once a second here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+FLUSH_S = 30.0
+_BLOCK, _HEADER, _FILE_HEADER = 32_768, 7, 7
+_MAGIC = b":W&B"
+
+
+class OfflineRun:
+    """A run that W&B's client writes to a folder."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        import wandb
+
+        settings = wandb.Settings(
+            mode="offline", silent=True, console="off", host=given["host"] or "", program=given["program"] or "",
+            disable_git=True, git_commit=given["commit"], git_remote_url=given["remote"], disable_code=True,
+            save_code=False, x_disable_stats=True, x_disable_meta=True, x_save_requirements=False,
+            x_transaction_log_flush_interval=1,
+        )  # fmt: skip
+        names = ("id", "entity", "project", "name", "group", "job_type", "tags", "notes", "config")
+        self._run: Any = wandb.init(dir=given["dir"], settings=settings, **{name: given[name] for name in names})
+        self._define(given["axes"])
+        self.file = Path(self._run.settings.sync_file)
+        self._looked_to = 0
+
+    def rows(self, rows: list[list[Any]]) -> None:
+        """Log (step, time, values) each, and return when they are on disk."""
+        for step, t, values in rows:
+            made = {key: logged(value) for key, value in values.items()}
+            for name, path in [(k, v) for k, v in made.items() if isinstance(v, list) and v[:1] == ["saved"]]:
+                self._run.save(path[1], base_path=str(Path(path[1]).parent), policy="now")
+                made[name] = Path(path[1]).name
+            self._run.log({**made, "_timestamp": t}, step=step, commit=True)
+        if rows:
+            self._wait_for(rows[-1][0])
+
+    def about(self, config: dict[str, Any], summary: dict[str, Any], axes: dict[str, Any]) -> None:
+        """Replace what changed of config, definitions and the summary that the training set itself."""
+        self._run.config.update(config, allow_val_change=True)
+        self._define(axes)
+        self._run.summary.update(summary)
+
+    def finish(self, exit_code: int) -> None:
+        """End the run."""
+        self._run.finish(exit_code=exit_code)
+
+    def _define(self, axes: dict[str, Any]) -> None:
+        for key, (axis, rule) in axes.items():
+            name = key if key.endswith("*") else key.replace("\\", "\\\\").replace(".", "\\.")
+            self._run.define_metric(name, step_metric=axis, step_sync=False if axis else None, summary=rule)
+
+    def _wait_for(self, step: int) -> None:
+        deadline = time.monotonic() + FLUSH_S
+        while not has_row(unframed(self._tail()), step):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"W&B's client did not write {self.file.name} within {FLUSH_S:.0f} s")
+            time.sleep(0.05)
+        self._looked_to = self.file.stat().st_size
+
+    def _tail(self) -> bytes:
+        """The blocks in which the newest rows can be."""
+        if not self.file.exists():
+            return b""
+        start = self._looked_to - self._looked_to % _BLOCK
+        with self.file.open("rb") as file:
+            file.seek(start)
+            return file.read()
+
+
+def logged(value: Any) -> Any:
+    """What `run.log` takes for a value, which is plain or `{"_gapless": kind, ...}`."""
+    import wandb
+
+    if not isinstance(value, dict) or "_gapless" not in value:
+        return value
+    kind = value["_gapless"]
+    if kind == "table":
+        mode: Any = value["log_mode"] or "IMMUTABLE"
+        return wandb.Table(columns=value["columns"], data=value["rows"], log_mode=mode, allow_mixed_types=True)
+    if kind == "histogram":
+        made = [wandb.Histogram(np_histogram=(item["counts"], item["edges"])) for item in value["items"]]
+    elif kind == "file":
+        return ["saved", value["items"][0]["path"]]
+    else:
+        make = {"image": wandb.Image, "video": wandb.Video, "audio": wandb.Audio}[kind]
+        made = [make(item["path"], caption=item.get("caption")) for item in value["items"]]
+    return made[0] if len(made) == 1 else made
+
+
+def has_row(records: bytes, step: int) -> bool:
+    """Whether a history record of `step` is among the bytes of a `.wandb` file's records.
+
+    Its row names the step as text, and its last field as a number; the summary's record before it only as text.
+    """
+    text = str(step).encode()
+    at = records.find(b"_step\x82\x01" + bytes([len(text)]) + text)
+    number = b""
+    while step:
+        step, low = step >> 7, step & 0x7F
+        number += bytes([low | 0x80 if step else low])
+    field = b"\x08" + number if number else b""
+    return at >= 0 and records.find(b"\x12" + bytes([len(field)]) + field, at) >= 0
+
+
+def unframed(data: bytes) -> bytes:
+    """The records in whole blocks of a `.wandb` file, one after the other, without the headers of its blocks."""
+    parts = []
+    at = _FILE_HEADER if data.startswith(_MAGIC) else 0
+    while at + _HEADER <= len(data):
+        left = _BLOCK - at % _BLOCK
+        if left < _HEADER:
+            at += left
+            continue
+        size = int.from_bytes(data[at + 4 : at + 6], "little")
+        parts.append(data[at + _HEADER : at + _HEADER + size])
+        at += _HEADER + size
+    return b"".join(parts)
+
+
+def main() -> None:
+    """Serve one run."""
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    run: OfflineRun | None = None
+    for line in requests:
+        request = json.loads(line)
+        found: dict[str, Any] = {}
+        try:
+            match request.pop("do"):
+                case "start":
+                    run = OfflineRun(request)
+                    found = {"file": str(run.file)}
+                case "rows" if run is not None:
+                    run.rows(request["rows"])
+                case "about" if run is not None:
+                    run.about(**request)
+                case "finish" if run is not None:
+                    run.finish(request["exit_code"])
+        except Exception as error:  # noqa: BLE001 - whatever a vendor raises is the answer
+            found = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+        answers.write(json.dumps(found) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

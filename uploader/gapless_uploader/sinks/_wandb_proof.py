@@ -1,0 +1,76 @@
+"""What `wandb.Api` has to show before a request counts as delivered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+_SPAN = 1_000
+_MAX_WINDOWS = 8
+
+
+@dataclass(slots=True)
+class Proof:
+    """Rows by step, and at a run's end its state and progress."""
+
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    state: str | None = None
+    num_lines: int = 0
+    tries: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.rows) or self.state is not None
+
+    def expect(self, lines: Iterable[str], steps: set[int] | None = None) -> None:
+        """The rows of these lines, of equal steps the last, or only those at `steps`."""
+        for text in lines:
+            row = json.loads(text)
+            if steps is None or row["_step"] in steps:
+                self.rows[row["_step"]] = row
+
+    def windows(self) -> list[tuple[int, int]]:
+        """Closed ranges of steps to read, few and short: sparse steps are sampled, the first and last among them."""
+        found: list[list[int]] = []
+        for step in sorted(self.rows):
+            if found and step - found[-1][0] < _SPAN:
+                found[-1][1] = step
+            else:
+                found.append([step, step])
+        if len(found) > _MAX_WINDOWS:
+            last = len(found) - 1
+            found = [found[round(at * last / (_MAX_WINDOWS - 1))] for at in range(_MAX_WINDOWS)]
+        return [(first, last) for first, last in found]
+
+    def shows_both(self, rows: list[dict[str, Any]]) -> bool:
+        """Whether some expected step is there more than once."""
+        steps = [row.get("_step") for row in rows if row.get("_step") in self.rows]
+        return len(steps) != len(set(steps))
+
+    def missing(self, found: dict[str, Any]) -> str | None:
+        """What is not there, or is something else; None when all of it is."""
+        held = {row.get("_step"): row for row in found["rows"]}
+        for first, last in self.windows():
+            for step in (step for step in self.rows if first <= step <= last):
+                if step not in held:
+                    return f"the row of step {step}"
+                if not all(
+                    key in held[step] and same(value, held[step][key]) for key, value in self.rows[step].items()
+                ):
+                    return f"the values of step {step}"
+        if self.state is not None:
+            if found["state"] != self.state:
+                return f"the state {self.state} (it shows {found['state']})"
+            if (found["progress"] or {}).get("lines") != self.num_lines:
+                return f"the progress of {self.num_lines} lines"
+        return None
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal, NaN with NaN."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other or (one != one and other != other))

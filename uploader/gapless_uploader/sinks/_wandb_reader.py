@@ -1,0 +1,82 @@
+"""Asks the `wandb` package, which runs in a child process that all sinks of this process share.
+
+A child that does not answer in time, or died, is replaced by the next question.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import Any
+
+from gapless_uploader.sink import Retryable
+from gapless_uploader.sinks._wandb_child_process import ChildProcess
+from gapless_uploader.sinks._wandb_http import Credentials
+
+_MODULE = "gapless_uploader.sinks._wandb_child"
+
+
+class Reader:
+    """One child. Thread safe; questions are answered one after the other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: ChildProcess | None = None
+        self._environment: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Begin to load the package, and return at once."""
+        with self._lock:
+            self._started()
+
+    def credentials(self, base_url: str | None, anew: bool) -> dict[str, Any]:
+        """`base_url`, `api_key` (None where there is none) and `proxies` as `wandb` finds them. Raises Retryable."""
+        if anew:
+            self.close()  # the package keeps what it read
+        return self._ask({"do": "credentials", "base_url": base_url})
+
+    def look(self, found: Credentials, path: str, steps: list[tuple[int, int]]) -> dict[str, Any]:
+        """`rows` in closed ranges of steps, `state` and `progress` of a run, through `wandb.Api`. Raises Retryable."""
+        where = {"base_url": found.base_url, "api_key": found.api_key, "path": path}
+        return self._ask({"do": "look", **where, "steps": steps, "timeout_s": 30})
+
+    def close(self) -> None:
+        """End the child. May be called twice; the next question starts another."""
+        with self._lock:
+            self._stop()
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            child = self._started()
+            try:
+                return child.ask(question)
+            except Retryable:
+                if not child.is_there:
+                    self._stop()
+                raise
+
+    def _started(self) -> ChildProcess:
+        matters = {name: value for name, value in os.environ.items() if _matters(name)}
+        if self._child is not None and (not self._child.is_there or self._environment != matters):
+            self._stop()
+        if self._child is None:
+            self._environment = matters
+            atexit.unregister(self.close)
+            atexit.register(self.close)
+            self._child = ChildProcess(_MODULE)
+        return self._child
+
+    def _stop(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()
+
+
+def _matters(name: str) -> bool:
+    """Whether an environment variable decides what `wandb` finds."""
+    return name.startswith("WANDB_") or name in ("HOME", "NETRC") or name.lower().endswith("_proxy")
+
+
+READER = Reader()
+"""Shared by all sinks of this process."""

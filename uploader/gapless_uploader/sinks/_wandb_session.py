@@ -1,0 +1,274 @@
+"""One run at W&B. A write is one request with lines, summary and progress together; what it carried counts when W&B
+said yes, and for the first of a session and the last of a run when `wandb.Api` shows it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import orjson
+
+from gapless_uploader.operations import Media, Missing, State, Table, Text
+from gapless_uploader.sink import Ack, Batch, Memo, Place, Rejected, Resume, Retryable, RunView
+from gapless_uploader.sinks import _wandb_queries as queries
+from gapless_uploader.sinks._wandb_axes import Rules, ruled
+from gapless_uploader.sinks._wandb_describe import config_text, git_of, metadata, program_of, tags_of
+from gapless_uploader.sinks._wandb_draft import Draft, Limits
+from gapless_uploader.sinks._wandb_files import RunPlace, send_artifact, upload
+from gapless_uploader.sinks._wandb_http import Http
+from gapless_uploader.sinks._wandb_lines import careful_body, plain, tracker_key
+from gapless_uploader.sinks._wandb_media import Upload
+from gapless_uploader.sinks._wandb_progress import Progress, in_summary
+from gapless_uploader.sinks._wandb_proof import Proof
+
+_ENDS = ("finished", "failed", "crashed")
+
+
+class Shows(Protocol):
+    """Whoever asks `wandb.Api`."""
+
+    def look(self, place: RunPlace, steps: list[tuple[int, int]]) -> dict[str, Any]:
+        """`rows`, `state` and `progress` of a run. Raises Retryable."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A request that W&B took, and that is not delivered before `wandb.Api` shows it."""
+
+    place: Place
+    ack: Ack
+    proof: Proof
+    progress: Progress
+    late: bool
+    run: RunView = field(repr=False)
+
+
+class WandbSession:
+    """Not thread safe."""
+
+    def __init__(
+        self, reads: Shows, http: Http, place: RunPlace, progress: Progress, limits: Limits, version: str
+    ) -> None:
+        self._reads = reads
+        self._http = http
+        self._place = place
+        self._progress = progress
+        self._limits = limits
+        self._version = version
+        self._max_row_bytes = limits.max_row_bytes
+        self._upserted: dict[str, Any] | None = None
+        self._sent: _Sent | None = None
+        self._is_proved = not limits.read_back
+        self._late_is_proved = not limits.read_back
+
+    def describe(self, run: RunView, must_be_new: bool = False, tags: list[str] | None = None) -> None:
+        """Say what the run is, unless W&B knows it in these words. Raises Retryable, Rejected and Parked."""
+        remote, commit = git_of(run)
+        variables = {
+            "name": self._place.run,
+            "project": self._place.project,
+            "entity": self._place.entity or None,
+            "groupName": run.group,
+            "displayName": run.name,
+            "notes": run.notes,
+            "jobType": run.job_type,
+            "tags": [*tags_of(run), *(tags or [])],
+            "host": run.host or None,
+            "program": program_of(run.system.get("command")),
+            "repo": remote,
+            "commit": commit,
+            "config": config_text(run, self._progress.late == "axis", self._version, self._progress.renamed),
+        }
+        if variables == self._upserted:
+            return
+        answer = self._http.graphql("UpsertBucket", queries.UPSERT, variables).get("upsertBucket")
+        project = ((answer or {}).get("bucket") or {}).get("project") or {}
+        entity = (project.get("entity") or {}).get("name")
+        if not isinstance(answer, dict) or not entity:
+            raise Retryable("UpsertBucket: the answer does not say where the run is")
+        if must_be_new and not answer.get("inserted"):
+            raise Retryable("W&B made no new run: it has one of this id that it did not show yet; asking again", 2.0)
+        self._place = RunPlace(entity, project["name"], self._place.run)
+        self._upserted = {**variables, "entity": entity, "project": project["name"]}
+
+    def write(self, batch: Batch) -> Ack:
+        """Send a prefix of the batch in one request. Raises Retryable, Rejected, Parked and Resume."""
+        sent = self._sent
+        if sent is not None and sent.place == batch.place and sent.ack.done <= len(batch.operations):
+            return self._delivered(sent)
+        self._sent = None
+        while True:
+            draft = self._draft(batch)
+            try:
+                return self._send(batch, draft)
+            except Rejected as error:
+                largest = max(map(len, draft.lines), default=0)
+                if not error.too_large or draft.done > 1 or largest < 2_048:
+                    raise
+                self._max_row_bytes = largest // 2
+
+    def heartbeat(self, now: float) -> None:
+        """An empty request: the training lives. Raises Retryable and Parked."""
+        self._http.stream(self._path, b"{}")
+
+    def flush(self) -> Memo:
+        """Every yes was W&B's own, and is in the memo."""
+        return self._memo(self._progress)
+
+    def close(self) -> None:
+        """Nothing is open between requests."""
+
+    @property
+    def _path(self) -> str:
+        parts = (self._place.entity, self._place.project, self._place.run)
+        return "/files/" + "/".join(quote(part, safe="") for part in parts) + "/file_stream"
+
+    def _memo(self, progress: Progress) -> Memo:
+        return {"run": self._place.run, **progress.to_memo()}
+
+    def _draft(self, batch: Batch) -> Draft:
+        draft = Draft(batch.run, self._progress.copy(), str(self._place), self._max_row_bytes)
+        rows = self._limits.first_rows if not self._is_proved else len(batch.operations)
+        draft.take(batch.operations, rows, self._limits.max_post_bytes)
+        return draft
+
+    def _send(self, batch: Batch, draft: Draft) -> Ack:
+        run, progress = batch.run, draft.progress
+        if draft.superseded is not None:
+            self._supersede(run, draft.superseded, run.generation + 1, "")
+            return Ack(draft.done, self._memo(progress), draft.refused)
+        names = upload(self._http, self._place, draft.media.uploads) if draft.media.uploads else []
+        for artifact in draft.media.artifacts:
+            send_artifact(self._http, self._place, artifact)
+        if draft.described:
+            self.describe(run)
+        end = _end_of(draft, run, self._progress.ended)
+        if draft.state is not None or end is not None:
+            progress.ended = end is not None
+        place = Place(batch.place.at, batch.place.to, batch.place.done + draft.done, batch.place.top)
+        summary = self._summary(run, progress, in_summary(progress, run.generation, place))
+        if end is not None:
+            names += upload(self._http, self._place, self._end_files(run, summary))
+        self._http.stream(self._path, self._body(draft, summary, names, end))
+        if end == "crashed":
+            self._mark_crashed()
+        ack = Ack(draft.done, self._memo(progress), draft.refused)
+        return self._read_back(batch, draft, ack, end)
+
+    def _read_back(self, batch: Batch, draft: Draft, ack: Ack, end: str | None) -> Ack:
+        """The ack at once, or once `wandb.Api` shows what has to be shown."""
+        proof = Proof()
+        if not self._is_proved and draft.lines:
+            proof.expect(draft.lines)
+        late = bool(draft.late_steps) and not self._late_is_proved
+        if late:
+            proof.expect(draft.lines, set(draft.late_steps))
+        if end in ("finished", "failed") and self._limits.read_back:
+            proof.expect(draft.lines[-200:])
+            proof.state, proof.num_lines = end, draft.progress.lines
+        if not proof:
+            self._progress = draft.progress
+            return ack
+        self._sent = _Sent(batch.place, ack, proof, draft.progress, late, batch.run)
+        return self._delivered(self._sent)
+
+    def _delivered(self, sent: _Sent) -> Ack:
+        found = self._reads.look(self._place, sent.proof.windows())
+        if sent.late and sent.proof.shows_both(found["rows"]):
+            self._sent = None
+            self._supersede(sent.run, f"{sent.run.run_id}-r{sent.run.generation + 1}", sent.run.generation + 1, "axis")
+            raise Resume("this server keeps both rows of a step", sent.run.generation + 1, Place(), {"late": "axis"})
+        missing = sent.proof.missing(found)
+        if missing is not None:
+            sent.proof.tries += 1
+            if sent.proof.tries % 5 == 0:
+                self._sent = None  # the same request again: what it wrote is what it writes
+            raise Retryable(f"W&B took the request, and wandb.Api does not show it yet: {missing}", 1.0)
+        self._sent = None
+        self._is_proved, self._late_is_proved = True, self._late_is_proved or sent.late
+        self._progress = sent.progress
+        return sent.ack
+
+    def _supersede(self, run: RunView, by: str, generation: int, next_late: str) -> None:
+        """Leave the run as it is, ended, with the mark of the one that follows it."""
+        self.describe(run, tags=[f"superseded-by:{by}"[:64]])
+        held = in_summary(self._progress, run.generation, Place(), generation, next_late)
+        summary = self._summary(run, self._progress, held)
+        self._http.stream(self._path, b'{"files":{%b},"complete":true,"exitcode":0}' % _summary_file(summary))
+
+    def _mark_crashed(self) -> None:
+        variables = {"name": self._place.run, "project": self._place.project, "entity": self._place.entity}
+        self._http.graphql("UpsertBucket", queries.UPSERT, {**variables, "state": "crashed"})
+
+    def _body(self, draft: Draft, summary: bytes, names: list[str], end: str | None) -> bytes:
+        before = self._progress
+        files = []
+        if draft.lines:
+            files.append(_file("wandb-history.jsonl", before.lines, draft.lines))
+        if draft.events:
+            files.append(_file("wandb-events.jsonl", before.events, draft.events))
+        if draft.output:
+            files.append(_file("output.log", before.output, draft.output))
+        body = b'{"files":{%b}' % b",".join([*files, _summary_file(summary)])
+        if names:
+            body += b',"uploaded":%b' % orjson.dumps(names)
+        if end in ("finished", "failed"):
+            code = draft.run.exit_code
+            body += b',"complete":true,"exitcode":%d' % ((code or 0) if end == "finished" else (code or 1))
+        return body + b"}"
+
+    def _summary(self, run: RunView, progress: Progress, held: dict[str, Any]) -> bytes:
+        rules = Rules(run.axes)
+        values: dict[str, Any] = {}
+        for key, value in [*((key, shown[1]) for key, shown in progress.shown.items()), *run.summary.items()]:
+            if isinstance(value, Table | Media | Missing):
+                continue
+            try:
+                simple = plain(value.text[: 1 << 20] if isinstance(value, Text) else value)
+            except ValueError:
+                continue
+            is_kept, simple = ruled(key, simple, rules, progress.folds)
+            if is_kept:
+                values[tracker_key(key)] = simple
+        own: dict[str, Any] = dict(zip(("_step", "_timestamp"), progress.last, strict=False))
+        own["_runtime"] = run.runtime if progress.ended or not progress.last else progress.last[2]
+        own["_wandb"] = {"runtime": int(run.runtime)}
+        own["_gapless"] = held
+        text = careful_body({**values, **own})
+        while len(text) > self._max_row_bytes and values:
+            del values[max(values, key=lambda key: len(json.dumps(values[key])))]
+            text = careful_body({**values, **own})
+        return text
+
+    def _end_files(self, run: RunView, summary: bytes) -> list[Upload]:
+        import yaml
+
+        config = json.loads(config_text(run, self._progress.late == "axis", self._version, self._progress.renamed))
+        text = yaml.safe_dump(config, indent=4, default_flow_style=False, allow_unicode=True, width=10_000)
+        files = [Upload("wandb-summary.json", summary), Upload("config.yaml", text.encode())]
+        if run.system:
+            files.append(Upload("wandb-metadata.json", json.dumps(metadata(run), indent=2).encode()))
+        return files
+
+
+def _end_of(draft: Draft, run: RunView, was_ended: bool) -> str | None:
+    """How the run ends with this request; None while it goes on."""
+    state: State | None = draft.state
+    if state is not None:
+        return state.state if state.state in _ENDS else None
+    return run.state if was_ended and run.state in _ENDS else None
+
+
+def _file(name: str, offset: int, lines: list[str]) -> bytes:
+    try:
+        content = orjson.dumps(lines)
+    except TypeError:  # a lone surrogate
+        content = json.dumps(lines).encode()
+    return b'"%b":{"offset":%d,"content":%b}' % (name.encode(), offset, content)
+
+
+def _summary_file(summary: bytes) -> bytes:
+    return _file("wandb-summary.json", 0, [summary.decode()])

@@ -1,0 +1,184 @@
+"""Weights & Biases, each row once, as if the run had been online.
+
+The sink speaks W&B's own write protocol and keeps what its client cannot: an acknowledgement for each request. Line i
+of a run's history is the i-th row or amend operation of the run's generation, for ever, so a request that comes twice
+writes the same lines to the same places. The progress travels in the summary of the request that carries the lines.
+
+The `wandb` package gives credentials and host, and reads back what arrived; it lives in a child process
+(`_wandb_reader`). With `mode = "offline"` it writes its own `offline-run-*` folders instead (`_wandb_offline`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from gapless_uploader.sink import Capabilities, Memo, Misconfigured, Parked, Place, Resume, RunView, Session
+from gapless_uploader.sinks._wandb_describe import project_name, run_name
+from gapless_uploader.sinks._wandb_draft import Limits
+from gapless_uploader.sinks._wandb_files import RunPlace
+from gapless_uploader.sinks._wandb_find import Finder
+from gapless_uploader.sinks._wandb_http import NOT_LET_IN, Credentials, Http
+from gapless_uploader.sinks._wandb_reader import READER
+from gapless_uploader.sinks._wandb_session import WandbSession
+
+MODES = ("online", "offline", "disabled")
+TESTED = ((0, 19), (0, 31))
+"""The oldest and newest version of `wandb` that the tests were run with."""
+_OPTIONAL = {"entity", "project"}
+
+
+class WandbSink:
+    """W&B at one server. `open` may be called from several threads."""
+
+    kind = "wandb"
+
+    def __init__(
+        self,
+        target: str = "",
+        *,
+        mode: str | None = None,
+        late: str = "amend",
+        upload_interval: float = 2.0,
+        read_back: bool = True,
+        settle_s: float = 5.0,
+        timeout_s: float = 60.0,
+        max_row_bytes: int = 10_000_000,
+        adopt: list[str] | None = None,
+        new_id: dict[str, str] | None = None,
+        offline_folder: str = "wandb",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`target` is `entity` or `entity/project` and stands above what the run says."""
+        self.target = target
+        self._entity, _, self._project = target.partition("/")
+        _check("mode", mode, (None, *MODES))
+        _check("late", late, ("amend", "axis"))
+        for name, value in {"settle_s": settle_s, "upload_interval": upload_interval}.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+                raise Misconfigured(f"sink 'wandb': {name} is {value!r}; it must be a number of seconds")
+        self._mode = mode
+        self._late = late
+        self._adopt = set(adopt or ())
+        self._new_id = dict(new_id or {})
+        self._offline_folder = Path(offline_folder)
+        self._settle_s = settle_s
+        self._clock = clock
+        self._limits = Limits(max_row_bytes=max_row_bytes, read_back=read_back)
+        self._lock = threading.Lock()
+        self._known: Credentials | None = None
+        self._version = ""
+        self._http = Http(self.credentials, timeout_s, "gapless")
+        self._finder = Finder(self._http, settle_s, clock, self._adopts)
+        self.capabilities = Capabilities(
+            exactly_once=(
+                "line i of the history is the i-th row operation for ever, and the progress is in the summary of the"
+                " same request; assumes that W&B writes a line to the offset it is sent with"
+            ),
+            unstepped=True,
+            text=True,
+            tables=True,
+            media=True,
+            end_state=True,
+            read_back=read_back,
+            heartbeat_s=30.0,
+            interval_s=upload_interval,
+            settles_intents=True,
+        )
+
+    def open(self, run: RunView, memo: Memo) -> Session:
+        """A session that goes on where W&B and `memo` agree. Raises Retryable, Parked, Misconfigured and Resume."""
+        mode = self._mode or os.environ.get("WANDB_MODE") or "online"
+        if mode == "disabled":
+            return Nothing()
+        if importlib.util.find_spec("wandb") is None:
+            raise Misconfigured("sink 'wandb' needs wandb: pip install 'gapless[wandb]'")
+        if mode in ("offline", "dryrun"):
+            from gapless_uploader.sinks._wandb_offline import OfflineSession
+
+            return OfflineSession(self._offline_folder, self.place(run), run, memo)
+        if self._limits.read_back:
+            READER.start()
+        self._version = self._version or metadata.version("wandb")
+        place = self.place(run)
+        if memo and memo.get("run", place.run) != place.run:
+            raise Resume("the run has another id at W&B now", run.generation, Place(), {})
+        progress, is_there = self._finder.find(place, run, memo)
+        progress.late = progress.late or self._late
+        session = WandbSession(self, self._http, place, progress, self._limits, self._version)
+        session.describe(run, must_be_new=not is_there)
+        return session
+
+    def place(self, run: RunView) -> RunPlace:
+        """Where the run is at W&B; the entity is empty where W&B knows it."""
+        own = self._new_id.get(run.run_id, run.run_id)
+        tracker_id = replace(run, run_id=own).tracker_id
+        return RunPlace(
+            self._entity or run.entity or "",
+            project_name(self._project or run.project),
+            run_name(tracker_id),
+        )
+
+    def look(self, place: RunPlace, steps: list[tuple[int, int]]) -> dict[str, Any]:
+        """What `wandb.Api` shows of the run. Raises Retryable."""
+        return READER.look(self.credentials(False), str(place), steps)
+
+    def credentials(self, anew: bool) -> Credentials:
+        """Host and key, from the environment or where `wandb` keeps them; anew when the server refused the key."""
+        with self._lock:
+            if self._known is not None and not anew:
+                return self._known
+            before, self._known = self._known, None
+            found = self._ask(anew)
+            if anew and before is not None and found.api_key == before.api_key:
+                raise Parked(NOT_LET_IN, whole_sink=True)
+            self._known = found
+            return found
+
+    def _ask(self, anew: bool) -> Credentials:
+        base_url, key = os.environ.get("WANDB_BASE_URL"), os.environ.get("WANDB_API_KEY")
+        if base_url and key:
+            return Credentials(base_url.rstrip("/"), key)
+        found = READER.credentials(base_url, anew)
+        if not found["api_key"]:
+            raise Parked(
+                f"no key for {found['base_url']}: set WANDB_API_KEY or run `wandb login`; it is looked for again",
+                whole_sink=True,
+            )
+        return Credentials(found["base_url"], found["api_key"], found["proxies"])
+
+    def _adopts(self, run: RunView) -> bool:
+        return bool(self._adopt & {run.run_id, f"{run.project}/{run.run_id}"})
+
+
+class Nothing:
+    """What `disabled` does."""
+
+    def write(self, batch: Any) -> Any:
+        """Take everything, and do nothing with it."""
+        from gapless_uploader.sink import Ack
+
+        return Ack(len(batch.operations), {})
+
+    def heartbeat(self, now: float) -> None:
+        """Nothing."""
+
+    def flush(self) -> Memo:
+        """Nothing to remember."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _check(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        named = ", ".join(str(item) for item in allowed if item is not None)
+        raise Misconfigured(f"sink 'wandb': {name} is {value!r}; it may be {named}")
