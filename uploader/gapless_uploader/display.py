@@ -194,6 +194,8 @@ def status_table(status: Status) -> Group:
                     Text(f"{run.project}/{run.run} -> {sink.sink}: {count} refused: {printable(reason)}")
                     for reason, count in sink.refused.items()
                 )
+                if sink.check is not None:
+                    notes.append(Text(printable(f"{run.project}/{run.run} -> {sink.sink}: {sink.check['text']}")))
             table.add_row(*[Text(printable(cell)) for cell in (*first, *cells)])
             first = [""] * len(first)
         notes.extend(Text(f"{run.project}/{run.run}: {printable(note)}") for note in run.notes)

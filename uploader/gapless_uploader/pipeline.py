@@ -17,7 +17,7 @@ from typing import Any
 from gapless_schemas import Header
 from gapless_uploader.adapt import adapt
 from gapless_uploader.history import History
-from gapless_uploader.operations import Amend, Operation, Row, State, Superseded
+from gapless_uploader.operations import Amend, Log, Operation, Row, State, Superseded
 from gapless_uploader.reader import RunReader
 from gapless_uploader.sink import (
     Batch,
@@ -73,6 +73,8 @@ class Outcome:
     refused: list[Refusal] = field(default_factory=list)
     dead: list[tuple[Operation, str]] = field(default_factory=list)
     """Operations that the tracker rejected for good."""
+    check: dict[str, Any] | None = None
+    """What a sink found when it compared an ended run with the tracker: `ok`, and `text` for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ class Pipeline:
         self._failures = 0
         self._slice = sink.capabilities.max_operations
         self._heartbeat_at = 0.0
-        self._flush_due = False
+        self._flush_due: bool = self.saved.get("flush", False)
         self._looked_at: Mapping[str, Mapping[int, int]] | None = None
         self.not_before = 0.0
         """Monotonic seconds before which a step is of no use."""
@@ -204,10 +206,13 @@ class Pipeline:
         if self._pending:
             if not self._write(history, now, outcome):
                 return
-        elif self._flush_due and self._session is not None:
+        elif self._flush_due:
+            if self._session is None:
+                self._session = self.sink.open(self._view(history), self._memo)
             self._memo = self._session.flush()
             self._flush_due = False
-            outcome.progress = self._progress()
+            outcome.progress = self.saved = self._progress()
+            outcome.check = self._memo.get("check")
         elif self.heartbeat_due(now) and not files.crashed:
             self._heartbeat(history, now)
         if self._end is not None and not self._pending:
@@ -344,10 +349,15 @@ class Pipeline:
         """Leave the tracker run as it is, tagged, and send the whole corrected history to a fresh one."""
         old = self._view(self._history) if self._history else None
         if old is not None:
-            if self._session is None:
-                self._session = self.sink.open(old, self._memo)
             fresh = f"{self.key[1]}-r{self._generation + 1}"
-            self._session.write(Batch([Superseded(fresh)], old))
+            try:
+                if self._session is None:
+                    self._session = self.sink.open(old, self._memo)
+                self._session.write(Batch([Superseded(fresh)], old))
+            except BaseException:
+                # What was read and not written is read again, and the rewind in it.
+                self._reader = self._history = None
+                raise
         self._close_session()
         self._generation += 1
         self._reader = self._history = None
@@ -450,6 +460,7 @@ class Pipeline:
             "counts": dict(self._counts),
             "refused": dict(self._refused),
             "state": self._state,
+            "flush": self._flush_due,
         }
 
     def _note_refused(self, refused: list[Refusal], outcome: Outcome) -> None:
@@ -477,7 +488,7 @@ def _idle(cursor: dict[str, Any] | None, sizes: Mapping[int, int]) -> bool:
 
 
 def _has_rows(operations: list[Operation]) -> bool:
-    return any(isinstance(operation, Row | Amend) for operation in operations)
+    return any(isinstance(operation, Row | Amend | Log) for operation in operations)
 
 
 def _os_error(error: OSError) -> str:

@@ -37,6 +37,8 @@ class SinkStatus:
     superseded: int
     damaged: int
     lost: int
+    check: dict[str, Any] | None = None
+    """What a comparison of the ended run with the tracker found: `ok`, and `text` for a person."""
 
 
 @dataclass(slots=True)
@@ -71,7 +73,9 @@ class Status:
     @property
     def damaged(self) -> bool:
         """Whether something is lost, damaged or unreadable."""
-        return bool(self.problems) or any(s.damaged or s.lost for run in self.runs for s in run.sinks)
+        return bool(self.problems) or any(
+            s.damaged or s.lost or (s.check is not None and not s.check["ok"]) for run in self.runs for s in run.sinks
+        )
 
 
 def read_status(paths: Iterable[Path], state_folder: Path, crashed_after_s: float = 300.0) -> Status:
@@ -131,6 +135,7 @@ def _sink(run: SpoolRun, progress: dict[str, Any]) -> SinkStatus:
         superseded=progress.get("superseded", 0),
         damaged=progress.get("counts", {}).get("damaged", 0),
         lost=progress.get("lost", 0),
+        check=progress.get("memo", {}).get("check"),
     )
 
 

@@ -109,12 +109,13 @@ class Uploader:
         self._known: set[RunKey] = set()
         self._writers_due = 0.0
         self._rejected = 0
+        self._incomplete = 0
         self._letters: set[tuple[str, int, int]] = set()
 
     @property
     def found_damage(self) -> bool:
-        """Whether a record was found damaged or rejected since the start."""
-        return bool(self._letters) or self._rejected > 0
+        """Whether a record was found damaged, rejected, or missing at the tracker since the start."""
+        return bool(self._letters) or self._rejected > 0 or self._incomplete > 0
 
     def start(self) -> None:
         """Take the lease and read the state. Raises `Held` and OSError."""
@@ -310,6 +311,9 @@ class Uploader:
             reasons[refusal.reason] = reasons.get(refusal.reason, 0) + 1
         for reason, count in reasons.items():
             self._listen(events.RecordsRefused(run, sink, count, reason))
+        if outcome.check is not None:
+            self._incomplete += not outcome.check["ok"]
+            self._listen(events.RunChecked(run, sink, outcome.check["ok"], outcome.check["text"]))
         if outcome.failed is not None:
             self.failed[place] = outcome.failed
             self._listen(events.SinkFailed(run, sink, outcome.failed, round(outcome.retry_in_s or 0.0, 2)))

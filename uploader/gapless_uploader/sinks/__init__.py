@@ -15,6 +15,7 @@ SINKS = {
     "console": "gapless_uploader.sinks.console:ConsoleSink",
     "file": "gapless_uploader.sinks.file:FileSink",
     "memory": "gapless_uploader.sinks.memory:MemorySink",
+    "swanlab": "gapless_uploader.sinks.swanlab:SwanlabSink",
     "tensorboard": "gapless_uploader.sinks.tensorboard:TensorboardSink",
 }
 
