@@ -316,6 +316,7 @@ class Uploader:
             self._listen(events.RunChecked(run, sink, outcome.check["ok"], outcome.check["text"]))
         if outcome.failed is not None:
             self.failed[place] = outcome.failed
+            self.parked.discard(place)
             self._listen(events.SinkFailed(run, sink, outcome.failed, round(outcome.retry_in_s or 0.0, 2)))
         elif outcome.parked is not None:
             self.failed[place] = outcome.parked

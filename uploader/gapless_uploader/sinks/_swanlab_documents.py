@@ -118,8 +118,19 @@ def moment(t: float) -> str:
 
 
 def plain_summary(values: dict[str, Any]) -> dict[str, Any]:
-    """Summary values as a config holds them."""
-    return {_text(key): _plain(value) for key, value in values.items()}
+    """Summary values as a config and a memo hold them: integers beyond 64 bits are text."""
+    return {_text(key): _within_64_bits(_plain(value)) for key, value in values.items()}
+
+
+def _within_64_bits(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _within_64_bits(inner) for key, inner in value.items()}
+        case list():
+            return [_within_64_bits(inner) for inner in value]
+        case int() if not -(1 << 63) <= value < 1 << 63:
+            return str(value)
+    return value
 
 
 def _plain(value: Any) -> Any:

@@ -40,10 +40,11 @@ class Unknown(Retryable):
 
 
 class Declined(Exception):
-    """The tracker will not take this body. `too_large` when a smaller one may pass."""
+    """The tracker will not take this body. `too_large` when a smaller one may pass; `code` is its own short word."""
 
-    def __init__(self, reason: str, too_large: bool = False) -> None:
+    def __init__(self, reason: str, code: str, too_large: bool = False) -> None:
         super().__init__(reason)
+        self.code = code
         self.too_large = too_large
 
 
@@ -175,7 +176,7 @@ class Api:
     def _stream(self, method: str, url: str, data: bytes | None, headers: dict[str, str]) -> Iterator[bytes]:
         answer = self._open(method, url, data, headers)
         with answer:
-            if answer.status_code != 200:  # noqa: PLR2004
+            if answer.status_code != 200:
                 raise Retryable(f"{method} of a file: HTTP {answer.status_code}")
             yield from self._read(answer, method)
 
@@ -231,13 +232,13 @@ class Api:
                 raise Unknown(f"{what}: HTTP {status} with JSON that is no object")
             return answer
         said = f"{what}: HTTP {status} {_message(content)}".rstrip()
-        if status == 429:  # noqa: PLR2004
+        if status == 429:
             raise NotStored(said, _retry_after(headers.get("Retry-After")))
         if status in (400, 413, 422):
-            raise Declined(said, too_large=status == 413)  # noqa: PLR2004
-        if status == 404:  # noqa: PLR2004
+            raise Declined(said, f"HTTP {status} {_message(content, 'code')}".rstrip(), too_large=status == 413)
+        if status == 404:
             raise Missing(f"{said}; see that project and run are there and the account may write, then start again")
-        if status < 400 or status >= 500 or status == 408:  # noqa: PLR2004
+        if status < 400 or status >= 500 or status == 408:
             raise Unknown(said, _retry_after(headers.get("Retry-After")))
         raise Parked(f"{said}; see that the account may write there, then start the uploader again")
 
@@ -266,11 +267,11 @@ def _cause(error: Exception) -> str:
     return str(inner).rpartition(">: ")[2][:200]
 
 
-def _message(content: bytes) -> str:
-    """What an error answer says of itself, on one line."""
+def _message(content: bytes, *fields: str) -> str:
+    """What an error answer says of itself, on one line: its `code` and `message`."""
     try:
         answer = json.loads(content)
-        text = f"{answer.get('code', '')} {answer.get('message', '')}"
+        text = " ".join(str(answer.get(name, "")) for name in fields or ("code", "message"))
     except (ValueError, AttributeError):
         return ""
     return " ".join(text.split())[:200]
@@ -294,7 +295,7 @@ def _skew(date: str | None) -> float:
     except (TypeError, ValueError):
         return 0.0
     # The header has whole seconds and the answer took its time: a difference below that says nothing.
-    return skew if abs(skew) > 5.0 else 0.0  # noqa: PLR2004
+    return skew if abs(skew) > 5.0 else 0.0
 
 
 def _shown(path: str) -> str:

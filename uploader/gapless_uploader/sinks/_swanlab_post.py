@@ -40,6 +40,8 @@ class Poster:
         self._refused_keys: dict[str, str] = {}
         self._alone: Counter[str] = Counter()
         self._taken = False
+        self._declined: Declined | None = None
+        """The last refusal."""
         self._stored = False
         """Whether a part of the portion at hand is stored."""
         self._largest = 1 << 62
@@ -106,17 +108,16 @@ class Poster:
         self._send(kind, rows[:half])
         self._send(kind, rows[half:])
 
-    _declined: Declined | None = None
-
     def _too_large(self) -> bool:
         return self._declined is not None and self._declined.too_large
 
     def _refuse(self, kind: str, name: str, step: int) -> None:
-        reason = str(self._declined)
+        declined = self._declined
+        reason = f"SwanLab refuses the row: {declined.code if declined else ''}"
         self.dropped[kind, name, step] = reason
         self._alone[name] += 1
         if not self._taken and self._alone.total() >= _HOPELESS:
-            raise Parked(f"SwanLab takes no row of this run ({reason}); mend it there, then start the uploader again")
+            raise Parked(f"SwanLab takes no row of this run ({declined}); mend it there, then start the uploader again")
         if self._alone[name] >= _PATIENCE:
             self._refused_keys[name] = reason
 
@@ -159,7 +160,7 @@ class Poster:
             self._experiment.put_columns(columns)
         except Declined as error:
             if len(columns) == 1:
-                self._refused_keys[columns[0]["key"]] = str(error)
+                self._refused_keys[columns[0]["key"]] = f"SwanLab refuses the key: {error.code}"
                 return
             half = len(columns) // 2
             self._put_columns(columns[:half])
