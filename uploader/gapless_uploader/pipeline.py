@@ -240,6 +240,8 @@ class Pipeline:
         outcome.damage.extend(reader.take_damage())
         self._counts["damaged"] += len(outcome.damage)
         self._take_operations(history, outcome)
+        if self._history is None:
+            return  # a fresh generation: everything is read again, from the beginning
         self._end = reader.cursor()
         outcome.more = count > 0
         self._looked_at = None

@@ -13,9 +13,8 @@ from typing import Any
 from gapless_uploader.operations import Media, Missing, Table, Text
 from gapless_uploader.sink import RunView
 from gapless_uploader.sinks._swanlab_names import MAX_DESCRIPTION, MAX_NAME, MAX_TAGS, one_line, run_slug
-from gapless_uploader.sinks._swanlab_run import Naming
+from gapless_uploader.sinks._swanlab_run import OWN_KEY, Naming
 
-OWN_KEY = "_gapless"
 END_STATES = {"finished": "FINISHED", "failed": "CRASHED", "crashed": "CRASHED"}
 _INTERRUPTED = (130, 143)
 """Exit codes of SIGINT and SIGTERM."""

@@ -22,6 +22,8 @@ _COLUMNS_A_REQUEST = 3_000
 _PAGE = 1_000
 # Rows are looked for by when they came in, and this machine's clock may be fast: a day's margin costs nothing.
 _MARGIN_S = 86_400
+OWN_KEY = "_gapless"
+"""The config's key for what SwanLab has no place for."""
 _COLOR = "#528d59"
 _HTTP_CREATED = 201
 
@@ -178,6 +180,13 @@ class Experiment:
         self.api.put_object(url, content, content_type)
 
     # reading
+
+    @_as_told()
+    def own_config(self) -> dict[str, Any]:
+        """What an uploader left under our key of the config; empty when there is none."""
+        config = (self.api.call("GET", self._path).get("profile") or {}).get("config") or {}
+        found = (config.get(OWN_KEY) or {}).get("value")
+        return found if isinstance(found, dict) else {}
 
     @_as_told()
     def marks(self) -> tuple[int, int]:

@@ -235,6 +235,12 @@ class SwanlabSession:
         wait = self._opened + self._sink.settle_s - self._sink.now()
         if wait > 0:
             raise Retryable("the run is at the tracker already: waits until its rows can be read", after_s=wait)
+        superseded = self._experiment.own_config().get("superseded_by")
+        if superseded is not None:
+            raise Parked(
+                f"{self._naming.slug} was rewound and its corrected history is in {superseded}, but the state that"
+                " knew is lost: delete both at SwanLab, then replay"
+            )
         self._known.step, self._known.lines = self._experiment.marks()
         self._foreign = False
 
