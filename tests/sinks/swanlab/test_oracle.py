@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Iterator
 from math import inf, nan
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -60,7 +59,10 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwanLabServer]:
         odd = {key: str(value) if value != value or abs(value) == inf else value for key, value in ODD.items()}
         client.script(
             f"from PIL import Image; Image.new('RGB', (4, 4)).save({str(picture)!r})\n" + REAL,
-            **{"rows": ROWS, "odd": odd, "t0": T0, "picture": str(picture)},
+            rows=ROWS,
+            odd=odd,
+            t0=T0,
+            picture=str(picture),
             config={key: value for key, value in CONFIG.items() if key != "bad"},
         )
         patch.setenv("SWANLAB_API_HOST", server.url)

@@ -67,7 +67,7 @@ class SpoolWriter:
             plain[key] = value
             if isinstance(value, float) and not isfinite(value):
                 plain[key] = None
-                marks.append([[key], "nan" if value != value else "inf" if value > 0 else "-inf"])  # noqa: PLR0124
+                marks.append([[key], "nan" if value != value else "inf" if value > 0 else "-inf"])
         self.add("metrics", plain, step, marks)
 
     def finish(self, state: str = "finished", exit_code: int = 0) -> None:

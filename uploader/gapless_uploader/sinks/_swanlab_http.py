@@ -165,9 +165,7 @@ class Api:
         self._local.used = now
         return session
 
-    def _send(
-        self, method: str, url: str, data: bytes | None, headers: dict[str, str]
-    ) -> tuple[int, Any, bytes]:
+    def _send(self, method: str, url: str, data: bytes | None, headers: dict[str, str]) -> tuple[int, Any, bytes]:
         """Status, headers and whole body of an answer. Raises NotStored or Unknown."""
         answer = self._open(method, url, data, headers)
         with answer:

@@ -86,7 +86,8 @@ class Portion:
     @property
     def lowest_step(self) -> int:
         """Of all its points."""
-        return min(part.step for part in (*self.lines, *self.media, *self.console))
+        parts: list[Line | MediaRow | ConsoleLine] = [*self.lines, *self.media, *self.console]
+        return min(part.step for part in parts)
 
     def __len__(self) -> int:
         return sum(len(line.names) for line in self.lines) + len(self.media) + len(self.console)
@@ -100,7 +101,8 @@ class Points:
         self.max_points = max_points
         self.refused: list[Refusal] = []
         """Of the batch at hand."""
-        self._prefixes: dict[str, bytes] = {}
+        self._prefixes: dict[tuple[str, ...], list[bytes]] = {}
+        """Names -> how their points begin."""
         self._shapes: dict[tuple[str, ...], tuple[str, ...]] = {}
         """Keys as logged -> names, of rows that were all plain numbers."""
 
@@ -130,16 +132,15 @@ class Points:
 
     def encode(self, line: Line) -> bytes:
         """The line's points as JSON objects, joined by commas."""
-        prefixes = self._prefixes
+        prefixes = self._prefixes.get(line.names)
+        if prefixes is None:
+            if len(self._prefixes) >= _MAX_SHAPES:
+                self._prefixes.clear()
+            prefixes = [b'{"key":' + orjson.dumps(name) + b',"index":' for name in line.names]
+            self._prefixes[line.names] = prefixes
         middle = b'%d,"data":' % line.step
         end = b',"create_time":"' + line.t + b'"}'
-        made = []
-        for name, value in zip(line.names, line.values, strict=True):
-            prefix = prefixes.get(name)
-            if prefix is None:
-                prefix = prefixes[name] = b'{"key":' + orjson.dumps(name) + b',"index":'
-            made.append(prefix + middle + value + end)
-        return b",".join(made)
+        return b",".join([prefix + middle + value + end for prefix, value in zip(prefixes, line.values, strict=True)])
 
     # rows
 

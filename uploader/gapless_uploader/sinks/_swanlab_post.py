@@ -21,6 +21,7 @@ from gapless_uploader.sinks._swanlab_run import Experiment
 
 _HOPELESS = 16
 """So many rows refused, each alone, and none taken in this session: it is not the rows."""
+_MAX_SHAPES = 1_000
 _PATIENCE = 8
 """So many rows of one key refused, each alone: the key's others are not tried."""
 
@@ -37,6 +38,8 @@ class Poster:
         self._points = points
         self._axis_of = axis_of
         self._columns: set[str] = set()
+        self._shapes: set[tuple[str, ...]] = set()
+        """Rows' names of which all have their column."""
         self._refused_keys: dict[str, str] = {}
         self._alone: Counter[str] = Counter()
         self._taken = False
@@ -70,7 +73,9 @@ class Poster:
         elif portion.kind == "media":
             self._send("media", self._media(portion))
         else:
-            self._send("log", [(LINES_KEY, entry.step, _console(entry.step, entry.t, entry.text)) for entry in portion.console])
+            self._send(
+                "log", [(LINES_KEY, entry.step, _console(entry.step, entry.t, entry.text)) for entry in portion.console]
+            )
 
     def _try(self, kind: str, rows: bytes) -> bool:
         """Whether the tracker took the rows; False when it declined them, which is remembered."""
@@ -148,9 +153,17 @@ class Poster:
     # columns and keys that the tracker does not take
 
     def _define_columns(self, portion: Portion) -> None:
-        types = {name: "FLOAT" for line in portion.lines for name in line.names if name not in self._columns}
+        types: dict[str, str] = {}
+        for names in {line.names for line in portion.lines} - self._shapes:
+            types.update((name, "FLOAT") for name in names if name not in self._columns)
+            if len(self._shapes) < _MAX_SHAPES:
+                self._shapes.add(names)
         types.update((row.name, row.type) for row in portion.media if row.name not in self._columns)
-        self._put_columns([self._column(name, kind) for name, kind in types.items()])
+        try:
+            self._put_columns([self._column(name, kind) for name, kind in types.items()])
+        except BaseException:
+            self._shapes.clear()
+            raise
         self._columns.update(types)
 
     def _put_columns(self, columns: list[dict[str, Any]]) -> None:

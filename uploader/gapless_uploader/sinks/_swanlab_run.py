@@ -98,9 +98,7 @@ def announce(api: Api, project: tuple[str, str, str], naming: Naming) -> tuple[P
     }
     path = f"/project/{segment(user)}/{segment(name)}"
     try:
-        status, found = api.request(
-            "POST", f"{path}/experiment", {key: value for key, value in body.items() if value}
-        )
+        status, found = api.request("POST", f"{path}/experiment", {key: value for key, value in body.items() if value})
     except Missing as error:
         raise Parked(
             f"run {naming.slug} of {user}/{name} was deleted at SwanLab ({error});"
@@ -134,9 +132,7 @@ class Experiment:
     def __init__(self, api: Api, place: Place) -> None:
         self.api = api
         self.place = place
-        self._path = (
-            f"/project/{segment(place.user)}/{segment(place.project)}/runs/{segment(place.experiment_id)}"
-        )
+        self._path = f"/project/{segment(place.user)}/{segment(place.project)}/runs/{segment(place.experiment_id)}"
         self._since = max(1, place.created - _MARGIN_S)
         self.shows_nan = False
         """Whether an export was seen to show a NaN."""

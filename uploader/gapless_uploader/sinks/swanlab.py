@@ -72,7 +72,7 @@ class SwanlabSink:
         `audit`: count the points at the tracker when a run has ended. `now`: monotonic seconds, for tests.
         """
         for name, value in (("settle", settle), ("timeout", timeout)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:  # noqa: PLR2004
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
                 raise Misconfigured(f"sink 'swanlab': {name} is {value!r}; it is seconds, from 0 to 3600")
         self.target = target
         self.settle_s, self.timeout_s, self.audit = float(settle), max(0.001, float(timeout)), bool(audit)
@@ -162,9 +162,7 @@ class SwanlabSession:
         except (LookupError, TypeError) as error:
             raise Parked(f"the state of this run is not this sink's ({error}); use another --state") from None
         self._project = (place.user, place.project, place.project_id)
-        self._delivery = Delivery(
-            self._experiment, self._tally, self._known, sink.settle_s, sink.now, self._axis_of
-        )
+        self._delivery = Delivery(self._experiment, self._tally, self._known, sink.settle_s, sink.now, self._axis_of)
 
     def write(self, batch: Batch) -> Ack:
         """Store the batch. Raises Retryable or Parked; the same batch then goes on where it stood."""
