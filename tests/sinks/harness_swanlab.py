@@ -39,12 +39,13 @@ class Harness(SinkHarness):
         """Every row as stored; a NaN with a sign beside it is the infinity of that sign."""
         rows = [row for row in self.experiment(run).raw if row.kind == "scalar"]
         signs = {(row.step, row.key.removesuffix("~inf")): row.value for row in rows if row.key.endswith("~inf")}
-        return [
-            Point(row.step, row.key, signs.get((row.step, row.key), 0) * inf if (row.step, row.key) in signs else row.value,
-                  unix(row.create_time))
-            for row in rows
-            if not row.key.endswith("~inf")
-        ]  # fmt: skip
+        found = []
+        for row in rows:
+            sign = signs.get((row.step, row.key))
+            if not row.key.endswith("~inf"):
+                value = row.value if sign is None else sign * inf
+                found.append(Point(row.step, row.key, value, unix(row.create_time)))
+        return found
 
     def texts(self, run: RunView) -> dict[tuple[int, str], str]:
         return {place: content.decode() for place, content in self.media(run).items()}

@@ -78,8 +78,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwanLabServer]:
 def send(sink: SwanlabSink, picture: Path) -> None:
     view = RunView("proj", "ours", T0, "train-7", "first", "grp", "train", ["a", "b"], "what it is", config=CONFIG)
     view.axes = {"m/x": ("epoch", None)}
-    view.system = {"host": "train-7", "command": "python train.py", "cwd": "/job", "python": "3.11.7",
-                   "gpus": ["H200", "H200"], "git": {"commit": "abc", "branch": "main", "remote": "ssh://x/y"}}  # fmt: skip
+    view.system = {"host": "train-7", "command": "python train.py", "cwd": "/job", "python": "3.11.7"}
+    view.system |= {"gpus": ["H200", "H200"], "git": {"commit": "abc", "branch": "main", "remote": "ssh://x/y"}}
     rows = [
         Row(step, T0 + step, float(step), {**values, "m/x": float(step), "epoch": float(step)}) for step, values in ROWS
     ]

@@ -164,6 +164,11 @@ def _cell(value: Any) -> Any:
             return _text(value)
 
 
+def cells_of(rows: list[list[Any]]) -> list[list[Any]]:
+    """A table's rows as JSON holds them."""
+    return [[_cell(cell) for cell in row] for row in rows]
+
+
 def _text(value: Any) -> str:
     """`value` as text that UTF-8 can hold."""
     return str(value).encode("utf-8", "replace").decode()

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from gapless_uploader.operations import Config, Gap, Identity, Operation, State, Summary, Superseded, System
@@ -44,6 +45,7 @@ from gapless_uploader.sinks._swanlab_documents import (
     plain_summary,
 )
 from gapless_uploader.sinks._swanlab_http import Api, Declined, Missing
+from gapless_uploader.sinks._swanlab_library import MODES, LibrarySession
 from gapless_uploader.sinks._swanlab_names import key_name, project_name
 from gapless_uploader.sinks._swanlab_run import Experiment, announce, find_project, place_of
 from gapless_uploader.sinks._swanlab_tally import Tally
@@ -65,16 +67,22 @@ class SwanlabSink:
         settle: float = 60.0,
         timeout: float = 60.0,
         audit: bool = True,
+        mode: str | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`settle`: seconds until what was sent can surely be read back. `timeout`: seconds for one answer.
 
-        `audit`: count the points at the tracker when a run has ended. `now`: monotonic seconds, for tests.
+        `audit`: count the points at the tracker when a run has ended. `mode`: "online", "offline" or "local"; without
+        it `SWANLAB_MODE` decides, and `target` is a folder in the last two. `now`: monotonic seconds, for tests.
         """
+        mode = mode or os.environ.get("SWANLAB_MODE", "").strip("\"'") or "online"
+        if mode not in ("online", "cloud", *MODES):
+            raise Misconfigured(f"sink 'swanlab': mode is {mode!r}; it is online, {' or '.join(MODES)}")
         for name, value in (("settle", settle), ("timeout", timeout)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
                 raise Misconfigured(f"sink 'swanlab': {name} is {value!r}; it is seconds, from 0 to 3600")
-        self.target = target
+        self.mode = mode
+        self.target = target or ("swanlab-runs" if mode in MODES else "")
         self.settle_s, self.timeout_s, self.audit = float(settle), max(0.001, float(timeout)), bool(audit)
         self.now = now
         self.capabilities = Capabilities(
@@ -91,6 +99,16 @@ class SwanlabSink:
             settles_intents=True,
             max_bytes=2 << 20,
         )
+        if mode in MODES:
+            self.capabilities = Capabilities(
+                exactly_once="a journal beside the library's folder is cut back to the checkpoint and played again",
+                text=True,
+                tables=True,
+                media=True,
+                end_state=True,
+                original_time=False,
+                max_bytes=2 << 20,
+            )
         self._lock = threading.Lock()
         self._api: Api | None = None
         self._host = ""
@@ -98,6 +116,8 @@ class SwanlabSink:
 
     def open(self, run: RunView, memo: Memo) -> Session:
         """A session on the run's experiment. Raises Misconfigured, Retryable or Parked."""
+        if self.mode in MODES:
+            return LibrarySession(Path(self.target), self.mode, self.timeout_s, run, memo)
         api = self.api()
         if memo and memo.get("host") != self._host:
             raise Parked(
