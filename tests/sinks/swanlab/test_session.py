@@ -180,14 +180,16 @@ def test_sound_and_moving_pictures_arrive_as_the_library_sends_them(
 
 
 def test_a_link_in_the_media_folder_is_not_followed(server: SwanLabServer, tmp_path: Path) -> None:
-    """A payload that became a link sends nothing of what it points at."""
+    """A payload that became a link sends nothing of what it points at, and holds up nothing."""
     secret = tmp_path / "secret"
     secret.write_text("private")
     (tmp_path / "x.png").symlink_to(secret)
-    with pytest.raises(OSError, match=r"x\.png"):
-        write(SwanlabSink(settle=0), VIEW, {}, row(0, pic=Media("image", [MediaItem(tmp_path / "x.png", {})])))
+    pics = {name: Media("image", [MediaItem(tmp_path / f"{name}.png", {})]) for name in ("x", "gone")}
+    told = reasons(row(0, loss=1.0, **pics))
 
     assert server.experiments["r-1"].objects == {}
+    assert raw_points(server.experiments["r-1"]) == [(0, "loss", "1.0")]
+    assert [reason[:28] for reason in told] == ["a payload that cannot be rea"] * 2
 
 
 def test_table_cells_keep_what_json_cannot_hold(send: Callable[..., Experiment]) -> None:

@@ -5,6 +5,7 @@ A file's name is made of its step and its bytes, so putting it twice is harmless
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -34,6 +35,9 @@ _TYPES = {
     "wav": "audio/x-wav",
 }
 _TAKEN = {"image": ("png", "jpg", "jpeg", "bmp", "gif"), "video": ("gif",), "audio": ("wav",)}
+
+_NO_PAYLOAD = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.ENXIO, errno.EISDIR, errno.ENOTDIR)
+"""What no waiting mends: the payload is gone, a link, a socket, or not ours to read."""
 
 Refuse = Callable[[str], None]
 
@@ -104,8 +108,10 @@ def _read(path: Path, refuse: Refuse) -> bytes | None:
     """A payload's bytes; nothing that is no regular file is followed or waited for."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        refuse("a payload that is missing")
+    except OSError as error:
+        if error.errno not in _NO_PAYLOAD:
+            raise
+        refuse(f"a payload that cannot be read ({os.strerror(error.errno or 0)})")
         return None
     with open(handle, "rb") as file:
         found = os.fstat(handle)
