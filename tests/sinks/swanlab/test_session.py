@@ -504,3 +504,35 @@ def test_what_is_missing_is_sent_by_a_replay_with_another_state(world: World) ->
     assert world.experiment.points()["loss"] == dict.fromkeys(range(10), 1.0)
     assert world.experiment.duplicates.total == 0
     assert world.told(RunChecked)[-1].complete  # type: ignore[attr-defined]
+
+
+# Drift
+
+
+def test_a_point_of_each_session_is_read_back(world: World) -> None:
+    """A server that acknowledges and keeps nothing is found out after the settle time, long before the run's end."""
+    writer = world.writer()
+    writer.begin()
+    writer.row(0, loss=1.0)
+    for _ in range(6):
+        world.turn()
+    world.experiment.rows.batches.clear()
+    world.pass_time(61)
+    writer.row(1, loss=1.0)
+    for _ in range(6):
+        world.turn()
+
+    assert "cannot be read back" in world.told(RunParked)[-1].reason  # type: ignore[attr-defined]
+    assert raw_points(world.experiment) == []
+
+
+def test_a_newer_library_warns_once(server: SwanLabServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version with which the sink was compared is stated, and a newer one installed says so."""
+    monkeypatch.setattr("gapless_uploader.sinks.swanlab.version", lambda name: "0.12.0")
+    sink = SwanlabSink(settle=0)
+    with pytest.warns(RuntimeWarning, match=r"swanlab 0\.12\.0 is newer than 0\.10\.3"):
+        sink.open(VIEW, {}).close()
+    sink.open(VIEW, {}).close()
+
+    monkeypatch.setattr("gapless_uploader.sinks.swanlab.version", lambda name: "0.10.9")
+    SwanlabSink(settle=0).open(VIEW, {}).close()

@@ -85,6 +85,8 @@ class Delivery:
         self._batches = 0
         self._open: _Open | None = None
         self._hidden: list[Refusal] = []
+        self.sample: tuple[str, int] | None = None
+        """(key, step) of the first number that was stored by this session."""
 
     def begin(self, operations: Sequence[Operation], uncertain: bool) -> bool:
         """Take up a batch and return True; False for the one that is on its way, which goes on where it stands."""
@@ -138,6 +140,16 @@ class Delivery:
             batch.since, batch.seen, batch.held = self._now(), None, None
             wait = max(self._settle_s, error.after_s or 0.0)
             raise Retryable(f"{error}: it is read back before it is sent again", after_s=wait or None) from None
+        if self.sample is None:
+            self.sample = next(
+                (
+                    (name, line.step)
+                    for line in portion.lines
+                    for name, value in zip(line.names, line.values, strict=True)
+                    if value != NAN and ("scalar", name, line.step) not in self._poster.dropped
+                ),
+                None,
+            )
 
     # doubt
 

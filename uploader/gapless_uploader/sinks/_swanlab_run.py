@@ -71,7 +71,7 @@ def find_project(api: Api, workspace: str, name: str) -> tuple[str, str, str]:
         try:
             api.call("POST", f"/projects/{segment(user)}", {"name": name, "visibility": "PRIVATE"})
         except Declined as error:
-            raise Parked(f"project {user}/{name}: {error}; map it to another name, or make it by hand") from None
+            raise Parked(f"project {user}/{name}: {error}; make it by hand, then start again") from None
         found = api.call("GET", path)
     try:
         return str(found["group"]["username"]), str(found["name"]), str(found["cuid"])
@@ -102,10 +102,10 @@ def announce(api: Api, project: tuple[str, str, str], naming: Naming) -> tuple[P
     except Missing as error:
         raise Parked(
             f"run {naming.slug} of {user}/{name} was deleted at SwanLab ({error});"
-            " gapless replay --new-id sends it to a fresh one"
+            " --to swanlab:WORKSPACE sends it to another workspace"
         ) from None
     except Declined as error:
-        raise Parked(f"run {naming.slug}: {error}; map its project or name to what the tracker takes") from None
+        raise Parked(f"run {naming.slug}: {error}; mend it at the tracker, then start again") from None
     try:
         new = status == _HTTP_CREATED
         created_at = found.get("createdAt")

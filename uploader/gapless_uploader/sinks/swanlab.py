@@ -14,8 +14,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from importlib.metadata import PackageNotFoundError, version
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +47,7 @@ from gapless_uploader.sinks._swanlab_documents import (
     naming_of,
     plain_summary,
 )
-from gapless_uploader.sinks._swanlab_http import Api, Declined, Missing
+from gapless_uploader.sinks._swanlab_http import PROTOCOL, Api, Declined, Missing
 from gapless_uploader.sinks._swanlab_library import MODES, LibrarySession
 from gapless_uploader.sinks._swanlab_names import key_name, project_name
 from gapless_uploader.sinks._swanlab_run import Experiment, announce, find_project, place_of
@@ -109,6 +112,7 @@ class SwanlabSink:
                 original_time=False,
                 max_bytes=2 << 20,
             )
+        self._warned = False
         self._lock = threading.Lock()
         self._api: Api | None = None
         self._host = ""
@@ -116,6 +120,7 @@ class SwanlabSink:
 
     def open(self, run: RunView, memo: Memo) -> Session:
         """A session on the run's experiment. Raises Misconfigured, Retryable or Parked."""
+        self._warn_of_a_newer_library()
         if self.mode in MODES:
             return LibrarySession(Path(self.target), self.mode, self.timeout_s, run, memo)
         api = self.api()
@@ -125,6 +130,23 @@ class SwanlabSink:
                 " SWANLAB_API_HOST back, or use another --state"
             )
         return SwanlabSession(self, api, self._host, run, memo)
+
+    def _warn_of_a_newer_library(self) -> None:
+        """Say once that the installed library is newer than what this sink was compared with."""
+        if self._warned:
+            return
+        self._warned = True
+        try:
+            installed = version("swanlab")
+        except PackageNotFoundError:
+            return
+        if _minor(installed) > _minor(PROTOCOL):
+            warnings.warn(
+                f"swanlab {installed} is newer than {PROTOCOL}, with which the SwanLab sink was compared; look at the"
+                " count that gapless status shows when a run has ended",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def api(self) -> Api:
         """The account's client, which logs in at its first call. Raises Misconfigured."""
@@ -160,6 +182,8 @@ class SwanlabSession:
         self._opened = self._contact = sink.now()
         self._tally = Tally(memo)
         self._known = Known(memo.get("known_step", -1), memo.get("known_lines", 0))
+        self._proven = False
+        self._sampled_at = inf
         self._foreign = False
         """Whether the tracker holds rows of the run that our memo does not tell of."""
         self._ended: str | None = memo.get("ended")
@@ -195,17 +219,21 @@ class SwanlabSession:
         self._adopt()
         refused: list[Refusal] = []
         ends = state is not None and state.state != "running"
+        self._prove()
         self._take_up(operations, state, refused)
         self._describe(operations, ends, refused)
         refused += self._delivery.send()
         self._end(batch, state)
         self._delivery.acknowledge()
         self._contact = self._sink.now()
+        if self._delivery.sample is not None and self._sampled_at == inf:
+            self._sampled_at = self._contact
         self._check = None
         return Ack(len(operations), self._memo(), refused)
 
     def heartbeat(self, now: float) -> None:
         """The training lives; a run that the tracker may have closed meanwhile is taken up again."""
+        self._prove()
         if self._silent() or not self._running:
             self._announce()
         self._experiment.heartbeat()
@@ -261,6 +289,19 @@ class SwanlabSession:
             )
         self._known.step, self._known.lines = self._experiment.marks()
         self._foreign = False
+
+    def _prove(self) -> None:
+        """A point of the session's first batch can be read back: the protocol is still the one that we speak."""
+        sample = self._delivery.sample
+        if self._proven or sample is None or self._sink.now() < self._sampled_at + self._sink.settle_s:
+            return
+        name, step = sample
+        if step not in self._experiment.steps([name], step, step)[name]:
+            raise Parked(
+                f"SwanLab acknowledged {name} at step {step}, and it cannot be read back: is its protocol still that of"
+                f" swanlab {PROTOCOL}? Everything is still in the spool"
+            )
+        self._proven = True
 
     def _take_up(self, operations: Sequence[Operation], state: State | None, refused: list[Refusal]) -> None:
         """See that the experiment is running and named as the batch says, before anything is sent to it."""
@@ -344,3 +385,8 @@ class SwanlabSession:
             "own": self._own,
             "check": self._check,
         }
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version; what is no number counts as 0."""
+    return tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:2])
