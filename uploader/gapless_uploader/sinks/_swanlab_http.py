@@ -26,6 +26,7 @@ PROTOCOL = "0.10.3"
 """The version of the `swanlab` package whose calls these are."""
 _CONNECT_S = 10.0
 _IDLE_S = 20.0
+_REFUSED_S = 60.0
 _MAX_ANSWER_BYTES = 256 << 20
 _HTTP_ACCEPTED = 202
 _HTTP_UNAUTHORIZED = 401
@@ -55,18 +56,26 @@ class Missing(Parked):
 class Api:
     """One account at one host."""
 
-    def __init__(self, account: Account, timeout_s: float, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, account: Account, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: monotonic seconds, after which a refused key may be tried again. Raises Misconfigured."""
         self._requests = need("swanlab", "requests")
         self._exceptions: Any = need("swanlab", "requests.exceptions")
-        self._account = account
+        self.account = account
+        self._clock = clock
+        self._refused: tuple[float, str] | None = None
+        """When and with which words the key was refused."""
         self._timeout = (min(_CONNECT_S, timeout_s), timeout_s)
-        self._now = now
         self._lock = threading.Lock()
         self._sid = ""
         self._username = ""
         self._local = threading.local()
         self.clock_skew_s = 0.0
         """What to add to this machine's clock for the tracker's, by the Date of its last login."""
+
+    @property
+    def key_was_refused(self) -> bool:
+        """Whether the last login was refused."""
+        return self._refused is not None
 
     @property
     def username(self) -> str:
@@ -92,14 +101,14 @@ class Api:
             sid = self._sid
             status, headers, content = self._send(
                 method,
-                f"{self._account.api_host}/api{path}",
+                f"{self.account.api_host}/api{path}",
                 data,
                 {"Cookie": f"sid={sid}", "Content-Type": "application/json"},
             )
             if status != _HTTP_UNAUTHORIZED:
                 return status, self._judge(f"{method} {_shown(path)}", status, headers, content)
             self._login(sid)
-        raise Parked(f"SwanLab at {self._account.api_host} takes no session of {self._username}: swanlab login")
+        raise Parked(f"SwanLab at {self.account.api_host} takes no session of {self._username}: swanlab login")
 
     def put_object(self, url: str, content: bytes, content_type: str) -> None:
         """Bytes to a link that the tracker signed. Raises Retryable; the same bytes may be put again."""
@@ -131,22 +140,27 @@ class Api:
         with self._lock:
             if self._sid != stale:
                 return
-            host = self._account.api_host
+            host = self.account.api_host
+            if self._refused is not None and self._clock() - self._refused[0] < _REFUSED_S:
+                # The runs of a sink do not ask about one key, one after the other.
+                raise Parked(self._refused[1], whole_sink=True)
             status, headers, content = self._send(
-                "POST", f"{host}/api/login/api_key", None, {"authorization": self._account.key}
+                "POST", f"{host}/api/login/api_key", None, {"authorization": self.account.key}
             )
             if status in (400, 401, 403):
-                raise Parked(
+                reason = (
                     f"SwanLab at {host} does not take the API key (HTTP {status}): swanlab login --relogin -h {host},"
-                    " or set SWANLAB_API_KEY",
-                    whole_sink=True,
+                    " or set SWANLAB_API_KEY"
                 )
+                self._refused = (self._clock(), reason)
+                raise Parked(reason, whole_sink=True)
             answer = self._judge("login", status, headers, content)
             try:
                 self._username = str(answer["userInfo"]["username"])
                 self._sid = str(answer["sid"])
             except (LookupError, TypeError):
                 raise Retryable(f"login at {host}: the answer holds no session; is it a SwanLab server?") from None
+            self._refused = None
             self.clock_skew_s = _skew(headers.get("Date"))
 
     # transport
@@ -155,7 +169,7 @@ class Api:
         """This thread's connections. Those idle for long are dropped, so that a keep-alive that the other side gave
         up is not found out by losing an answer."""
         session = getattr(self._local, "session", None)
-        now = self._now()
+        now = time.monotonic()
         if session is None:
             session = self._local.session = self._requests.Session()
             session.headers.update({"User-Agent": "gapless", "X-SwanLab-SDK-Version": PROTOCOL})
@@ -208,12 +222,12 @@ class Api:
 
     def _read(self, answer: Any, method: str) -> Iterator[bytes]:
         """The body in chunks, whole; bounded in time and size, so that a server that drips bytes holds nobody."""
-        deadline = self._now() + max(self._timeout[1], 1.0) * (10 if method == "GET" else 1)
+        deadline = time.monotonic() + max(self._timeout[1], 1.0) * (10 if method == "GET" else 1)
         size = 0
         try:
             for chunk in answer.iter_content(1 << 16):
                 size += len(chunk)
-                if self._now() > deadline or (size > _MAX_ANSWER_BYTES and method != "GET"):
+                if time.monotonic() > deadline or (size > _MAX_ANSWER_BYTES and method != "GET"):
                     raise Unknown(f"{method}: the answer does not end")
                 yield chunk
         except (self._exceptions.RequestException, OSError) as error:

@@ -151,10 +151,12 @@ class SwanlabSink:
     def api(self) -> Api:
         """The account's client, which logs in at its first call. Raises Misconfigured."""
         with self._lock:
-            if self._api is None:
+            if self._api is None or self._api.key_was_refused:
                 account = find_account(os.environ)
-                self._api = Api(account, self.timeout_s)
-                self._host = account.api_host
+                if self._api is None or self._api.account != account:
+                    # The first time, or somebody logged in again since the key was refused.
+                    self._api = Api(account, self.timeout_s, self.now)
+                    self._host = account.api_host
             return self._api
 
     def check(self) -> str:
