@@ -120,6 +120,16 @@ class RecordsRefused(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RunChecked(Event):
+    """An ended run was compared with what the tracker really holds."""
+
+    run: str
+    sink: str
+    complete: bool
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
 class DamageFound(Event):
     """Bytes of a segment that are no sound record; they were put into the dead-letter file."""
 

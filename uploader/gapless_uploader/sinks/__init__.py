@@ -23,6 +23,7 @@ SINKS = {
     "prometheus": "gapless_uploader.sinks.prometheus:PrometheusSink",
     "rl_insight": "gapless_uploader.sinks.rl_insight:RlInsightSink",
     "spool": "gapless_uploader.sinks.spool:SpoolSink",
+    "swanlab": "gapless_uploader.sinks.swanlab:SwanlabSink",
     "tensorboard": "gapless_uploader.sinks.tensorboard:TensorboardSink",
     "wandb": "gapless_uploader.sinks.wandb:WandbSink",
     "trackio": "gapless_uploader.sinks.trackio:TrackioSink",
