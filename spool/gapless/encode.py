@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gapless.payloads import Media, as_media
-from gapless.values import Plain, Refused, as_mapping, as_number, carefully, entries
+from gapless.media import Media, as_media
+from gapless.numeric import Refused, as_number
+from gapless.values import Plain, as_mapping, carefully, entries
 from gapless_schemas import MAX_LINE_BYTES
 
 MAX_DATA_BYTES: Final = MAX_LINE_BYTES - 512
@@ -35,8 +36,8 @@ class Part(NamedTuple):
 
 
 def encode_fast(data: object) -> bytes | None:
-    """The JSON of a flat dict of plain finite numbers and texts; None when it is anything else."""
-    if type(data) is not dict or not _FAST_TYPES.issuperset(map(type, data.values())):
+    """The JSON of a flat dict of plain finite numbers and texts; None when it is anything else, or empty."""
+    if type(data) is not dict or not data or not _FAST_TYPES.issuperset(map(type, data.values())):
         return None
     try:
         text = orjson.dumps(data, option=orjson.OPT_STRICT_INTEGER)

@@ -16,12 +16,12 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from decimal import Decimal
 from enum import Enum
-from fractions import Fraction
 from math import isfinite, isnan
 from os import PathLike, fspath
 from typing import Any, TypeVar
 from uuid import UUID
 
+from gapless.numeric import Refused, as_number, detached, shape_of
 from gapless.redact import REDACTED, is_secret_name, scrub_text, scrub_value
 
 MAX_DEPTH = 100
@@ -32,10 +32,6 @@ _INT64 = 1 << 63
 
 Path = tuple[str | int, ...]
 T = TypeVar("T")
-
-
-class Refused(ValueError):
-    """A value that has no place in the spool; its text says why."""
 
 
 class Plain:
@@ -95,7 +91,7 @@ class Plain:
             self._open.discard(id(value))
 
     def _holder(self, value: Any, path: Path) -> Any:
-        array = _array(value)
+        array = shape_of(value)
         if array is not None:
             return self._array(value, array, path)
         fields = as_mapping(value)
@@ -138,12 +134,12 @@ class Plain:
             size *= length
         if size == 1:
             with suppress(Exception):  # unreadable: told by its shape below
-                item = _detached(value).item()
-                if _array(item) is None:
+                item = detached(value).item()
+                if shape_of(item) is None:
                     return self.value(item, path)
         if self.config and size <= MAX_CONFIG_ITEMS:
             with suppress(Exception):  # a tensor that cannot be read (meta, fake, sparse) is told by its shape below
-                return self.value(_detached(value).tolist(), path)
+                return self.value(detached(value).tolist(), path)
         shown = f"{type(value).__name__}(shape={tuple(shape)}, dtype={getattr(value, 'dtype', None)})"
         if self.config:
             return self._repr(shown, path)
@@ -217,86 +213,6 @@ def told(value: object) -> str:
     except Exception:  # noqa: BLE001  # a repr is anybody's code
         text = object.__repr__(value)
     return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
-
-
-def as_number(value: Any) -> int | float | bool | None:
-    """The number that `value` is: a scalar of any library, or a one-element array. None when it is none."""
-    kind = type(value)
-    if kind in (int, float, bool):
-        return value  # type: ignore[no-any-return]
-    if isinstance(value, Enum):
-        return value.value if type(value.value) in (int, float, bool) else None
-    if isinstance(value, int):
-        return int.__int__(value)
-    if isinstance(value, float):
-        return float.__float__(value)
-    if isinstance(value, Decimal | Fraction):
-        return _ratio(value)
-    if isinstance(value, (str, bytes, complex, type)):
-        return None
-    shape = _array(value)
-    if shape is not None:
-        if any(length != 1 for length in shape):
-            return None
-        with suppress(Exception):  # a tensor that cannot be read is no number
-            return _item(_detached(value))
-        return None
-    if hasattr(kind, "__float__") or hasattr(kind, "__index__"):
-        with suppress(Exception):
-            return _item(value)
-    return None
-
-
-def _item(value: Any) -> int | float | bool | None:
-    item = value.item() if hasattr(value, "item") else value
-    if type(item) in (int, float, bool):
-        return item  # type: ignore[no-any-return]
-    if isinstance(item, complex) or type(item).__name__ in ("datetime64", "timedelta64"):
-        return None
-    if hasattr(type(item), "__index__"):
-        return int(item)
-    if hasattr(type(item), "__float__"):
-        return float(item)
-    return None
-
-
-def _ratio(value: Decimal | Fraction) -> int | float | None:
-    if isinstance(value, Decimal) and not value.is_finite():
-        return float("nan") if value.is_nan() else float(value)
-    try:
-        near = float(value)
-    except OverflowError:
-        near = float("inf")
-    if isfinite(near):
-        return near
-    if isinstance(value, Fraction):
-        return int(value) if value.denominator == 1 else None
-    return int(value) if value.adjusted() < 4000 and value == value.to_integral_value() else None
-
-
-def _array(value: Any) -> tuple[int, ...] | None:
-    """The shape of an array or tensor, None when it is neither."""
-    shape = getattr(value, "shape", None)
-    if shape is None or not hasattr(value, "dtype") or isinstance(value, type):
-        return None
-    try:
-        return tuple(int(length) for length in shape)
-    except (TypeError, ValueError):
-        return None
-
-
-def _detached(value: Any) -> Any:
-    """`value` without its graph. Raises `Refused` for a tensor spread over ranks: reading it would be a collective."""
-    if hasattr(value, "detach"):
-        placements = getattr(value, "placements", None)
-        if placements is not None:
-            if not all(placement.is_replicate() for placement in placements):
-                raise Refused("a tensor that is spread over ranks")
-            value = value.to_local()
-        value = value.detach()
-        if "float8" in str(value.dtype):
-            value = value.float()
-    return value
 
 
 def as_mapping(value: Any) -> Mapping[Any, Any] | None:

@@ -122,6 +122,7 @@ def test_a_real_tensorboard_shows_text_tables_media_and_hparams(
     values: dict[str, Any] = {
         "note": Text("is **bold**"),
         "samples": Table(["input", "output"], [["a|b <script>alert(1)</script>", "*two*\nlines"]]),
+        "val/generations": Table(["step", "input", "output", "score"], [[4, "2+2?", "*four*\n<b>4</b>", 1.0]]),
         "picture": Media("image", [MediaItem(image, {"width": 3, "height": 2})]),
         "sound": Media("audio", [MediaItem(sound, {"sample_rate": 8000, "caption": "hi"})]),
         "weights": Media("histogram", [MediaItem(None, {"edges": [0.0, 1.0, 4.0], "counts": [3, 5]})]),
@@ -138,6 +139,10 @@ def test_a_real_tensorboard_shows_text_tables_media_and_hparams(
     (table,) = server.get("plugin/text/text", run=FOLDER, tag="samples/text_summary")
     assert "<script>" not in table["text"]
     assert "<td>a|b <script>alert(1)</script></td>\n<td>*two* lines</td>" in html.unescape(table["text"])
+    (page,) = server.get("plugin/text/text", run=FOLDER, tag="val/generations/text_summary")
+    assert "<strong>Generation Results - Step 4</strong>" in page["text"]
+    assert "<h3>Sample 1</h3>" in page["text"]
+    assert "<strong>Output:</strong> *four*<br />\n<b>4</b>" in html.unescape(page["text"]).replace("<br>", "<br />\n")
     (shown,) = server.get("plugin/images/images", run=FOLDER, tag="picture", sample="0")
     assert (shown["step"], shown["wall_time"]) == (4, T0 + 4)
     assert server.read(f"plugin/images/individualImage?{shown['query']}") == image.read_bytes()
@@ -148,7 +153,7 @@ def test_a_real_tensorboard_shows_text_tables_media_and_hparams(
     query = {"experimentName": "", "startIndex": 0, "sliceSize": 9, "colParams": []}
     query["allowedStatuses"] = ["STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING", "STATUS_UNKNOWN"]
     (group,) = server.post("plugin/hparams/session_groups", query)["sessionGroups"]
-    assert group["hparams"] == {"lr": 0.1, "model.layers": 12.0, "model.name": "qwen", "model.dims": "[1,2]"}
+    assert group["hparams"] == {"lr": 0.1, "model.layers": 12.0, "model.name": "qwen", "model.dims": "[1, 2]"}
     assert [one["status"] for one in group["sessions"]] == ["STATUS_SUCCESS"]
     assert [one["endTimeSecs"] for one in group["sessions"]] == [T0 + 99]
 

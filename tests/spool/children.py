@@ -83,9 +83,9 @@ def die_at(folder: str, acks: str, durability: str, call: int, how: str) -> None
 def scripted(folder: str, counter: Counter, durability: str) -> None:
     """A run with everything in it that touches the disk: a job's id, rows, a payload, rotation, syncs, an end."""
     import gapless
-    from gapless import writer
+    from gapless import journal
 
-    writer.SEGMENT_BYTES = 2000  # type: ignore[misc]
+    journal.SEGMENT_BYTES = 2000  # type: ignore[misc]
     os.environ["SLURM_JOB_ID"] = "77"
     run = gapless.init("p", dir=folder, resume="auto", durability=durability, is_writer=True)  # type: ignore[arg-type]
     for number in range(4):

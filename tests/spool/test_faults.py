@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import random
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 
 import pytest
 
 import gapless
-from gapless import writer
+from gapless import journal
 from tests.spool.children import row
 from tests.spool.disk import ERRNOS, Call, Disk
 from tests.spool.oracle import records
@@ -19,9 +22,9 @@ from tests.spool.oracle import records
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that retries at once and rotates early."""
-    monkeypatch.setattr(writer, "FIRST_BACKOFF_S", 0.001)
-    monkeypatch.setattr(writer, "LAST_BACKOFF_S", 0.004)
-    monkeypatch.setattr(writer, "SEGMENT_BYTES", 2000)
+    monkeypatch.setattr(journal, "FIRST_BACKOFF_S", 0.001)
+    monkeypatch.setattr(journal, "LAST_BACKOFF_S", 0.004)
+    monkeypatch.setattr(journal, "SEGMENT_BYTES", 2000)
 
 
 def log_script(folder: Path, durability: str, heal: Callable[[], None] = lambda: None) -> gapless.Run:
@@ -190,3 +193,59 @@ def test_the_warning_comes_once(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert [line for line in told if "No space left" in line] == told[:1]
     assert "takes rows again" in told[1]
     assert len(told) == 2
+
+
+def random_trouble(folder: Path, durability: str, seed: int) -> None:
+    """Four threads log over a disk that fails, tears and dawdles at random; then it is sound again."""
+    chance = random.Random(seed)
+    disk = Disk(folder)
+    rate = chance.choice([0.02, 0.1, 0.4])
+
+    def before(call: Call) -> None:
+        if call.name in ("fdatasync", "write") and chance.random() < 0.2:
+            sleep(chance.random() / 500)
+        if call.name != "close" and chance.random() < rate:
+            raise OSError(chance.choice(ERRNOS), "injected", call.path)
+
+    disk.before = before
+    disk.short = lambda call, size: chance.randint(1, size) if chance.random() < rate else size
+    with disk.in_place():
+        run = gapless.init("p", dir=folder, id="r", durability=durability)
+
+        def work(worker: int) -> None:
+            for number in range(60):
+                run.log({"worker": worker, "n": number})
+                if number % 20 == worker:
+                    run.flush(0.01)
+
+        threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        disk.before = lambda call: None
+        run.finish(timeout=20)
+    (found,) = records(run.path).values()
+    rows = [record for record in found if record.kind == "metrics"]
+
+    assert [record.seq for record in found] == list(range(1, len(found) + 1))
+    assert [record.step for record in rows] == list(range(240))
+    for worker in range(4):
+        assert [r.data["n"] for r in rows if r.data["worker"] == worker] == list(range(60))
+    assert run.stats().dropped == 0
+
+
+@pytest.mark.parametrize("durability", ["thread", "write", "sync"])
+def test_random_trouble_with_many_threads_loses_nothing(tmp_path: Path, durability: str) -> None:
+    """Whatever fails while four threads log and a sync is under way: every row is there once."""
+    for seed in range(10):
+        random_trouble(tmp_path / str(seed), durability, seed)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("durability", ["thread", "write", "sync"])
+def test_five_hundred_seeds_of_random_trouble(tmp_path: Path, durability: str) -> None:
+    """The same, 500 times."""
+    for seed in range(100, 600):
+        random_trouble(tmp_path / str(seed), durability, seed)
+        shutil.rmtree(tmp_path / str(seed))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gapless
-from gapless import writer
+from gapless import journal
 from gapless_schemas import Damaged, Record, SegmentName, decode, decode_header
 from tests.spool.children import row
 from tests.spool.disk import Call, Disk
@@ -95,9 +95,9 @@ def lose_power(folder: Path, seeds: range, durability: str) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that retries at once and rotates early."""
-    monkeypatch.setattr(writer, "FIRST_BACKOFF_S", 0.001)
-    monkeypatch.setattr(writer, "LAST_BACKOFF_S", 0.004)
-    monkeypatch.setattr(writer, "SEGMENT_BYTES", 20_000)
+    monkeypatch.setattr(journal, "FIRST_BACKOFF_S", 0.001)
+    monkeypatch.setattr(journal, "LAST_BACKOFF_S", 0.004)
+    monkeypatch.setattr(journal, "SEGMENT_BYTES", 20_000)
 
 
 @pytest.mark.parametrize("durability", ["thread", "write", "sync"])

@@ -187,11 +187,12 @@ def test_a_disk_that_hangs_at_the_start_holds_init_for_two_seconds(
 def test_finish_on_a_hanging_disk_is_bounded(slow_disk: Stoppable, capfd: pytest.CaptureFixture[str]) -> None:
     """`finish` returns after its timeout, says what is unwritten, and what waits is written when the disk is back."""
     run = gapless.init("p", dir=slow_disk.folder)
+    assert run._writer.described.wait(10)
     assert run.flush()
     slow_disk.stop()
     run.log({"n": 1})
     run.finish(timeout=0.1)
-    assert "1 records not written" in capfd.readouterr().err
+    assert "2 records not written" in capfd.readouterr().err
     slow_disk.go_on()
     run._writer.done.wait(10)
 

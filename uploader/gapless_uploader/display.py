@@ -144,6 +144,8 @@ def _sink_notes(sink: SinkStatus) -> list[str]:
     notes = [f"{count} refused: {reason}" for reason, count in sink.refused.items()]
     if sink.trouble is not None:
         notes.append(sink.trouble)
+    if sink.check is not None:
+        notes.append(str(sink.check["text"]))
     if sink.lost:
         notes.append(f"{sink.lost} records are lost: their seq is missing in the spool")
     if sink.damaged:

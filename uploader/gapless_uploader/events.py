@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import TextIO
 
@@ -119,6 +120,16 @@ class RecordsRefused(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RunChecked(Event):
+    """An ended run was compared with what the tracker really holds."""
+
+    run: str
+    sink: str
+    complete: bool
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
 class DamageFound(Event):
     """Bytes of a segment that are no sound record; they were put into the dead-letter file."""
 
@@ -191,7 +202,7 @@ class LineListener:
     """Events as plain or JSON lines.
 
     Rows are gathered per run and sink and said every 5 s at most; a repeated failure is said once, then every 30 s with
-    its count. `flush` says what was gathered.
+    its count. `flush` says what was gathered. `quiet` leaves out what a progress bar shows.
     """
 
     def __init__(self, stream: TextIO | None = None, as_json: bool = False, quiet: bool = False) -> None:
@@ -211,7 +222,7 @@ class LineListener:
                 self.flush()
             return
         times = self._times(event)
-        if times == 0:
+        if times == 0 or (self._quiet and isinstance(event, RunFound)):
             return
         if not isinstance(event, SinkFailed):
             self.flush()
@@ -230,8 +241,10 @@ class LineListener:
             line = orjson.dumps({"event": _name(event), **asdict(event), "times": times}).decode()
         else:
             line = f"{time.strftime('%H:%M:%S')} {describe(event)}" + (f" times={times}" if times > 1 else "")
-        self._stream.write(line + "\n")
-        self._stream.flush()
+        # Whoever read the lines may be gone, with the terminal or the pipe; the uploading goes on.
+        with suppress(OSError, ValueError):
+            self._stream.write(line + "\n")
+            self._stream.flush()
 
     def _times(self, event: Event) -> int:
         """How often it happened since it was last said; 0 to stay silent."""

@@ -17,6 +17,7 @@ from watchdog.observers import Observer
 
 from gapless_uploader import events
 from gapless_uploader.events import Listener
+from gapless_uploader.wake import Wake
 
 _SCANNED = frozenset(
     ("nfs", "nfs4", "lustre", "gpfs", "ceph", "cifs", "smb3", "9p", "afs", "beegfs", "overlay", "virtiofs")
@@ -32,7 +33,7 @@ class FileEvents(FileSystemEventHandler):
     """Paths that events named, and an event that is set with the first of them. Called from watchdog's threads."""
 
     def __init__(self, listener: Listener, make_observer: Callable[[], Any] = Observer) -> None:
-        self.wake = threading.Event()
+        self.wake = Wake()
         self._listen = listener
         self._make_observer = make_observer
         self._observer: Any = None

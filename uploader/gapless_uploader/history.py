@@ -284,14 +284,16 @@ class History:
         changed = tuple(key for key in after if key not in before or not same(before[key], after[key]))
         if not changed:
             return
+        added = tuple(key for key in changed if key not in before)
         last = self.operations[-1] if self.operations else None
         if isinstance(last, Row | Amend) and last.step == step:
             last.values, last.t, last.runtime = after, t, runtime
             if isinstance(last, Amend):
                 last.changed = tuple(dict.fromkeys((*last.changed, *changed)))
+                last.added = (*(last.added or ()), *added)
             made: Row | Amend = last
         else:
-            made = Amend(step, t, runtime, after, changed)
+            made = Amend(step, t, runtime, after, changed, added)
             self.operations.append(made)
         self._tip = (attempt.header.attempt_id, record.seq, made) if alone else None
         self._summarise(step, {key: after[key] for key in changed})

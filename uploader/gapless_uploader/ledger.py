@@ -28,14 +28,16 @@ class Ledger:
         """Of those, the ones that wait for somebody to act."""
         self.rejected = 0
         """Operations that a tracker rejected for good."""
+        self.incomplete = 0
+        """Ended runs of which a tracker turned out not to hold all."""
         self._state = state
         self._listen = listener
         self._letters: set[tuple[str, int, int]] = set()
 
     @property
     def found_damage(self) -> bool:
-        """Whether a record was found damaged or rejected."""
-        return bool(self._letters) or self.rejected > 0
+        """Whether a record was found damaged, rejected, or missing at the tracker."""
+        return bool(self._letters) or self.rejected > 0 or self.incomplete > 0
 
     def note(self, key: RunKey, sink: str, outcome: Outcome) -> None:
         """Take a step's outcome into account, and tell it. Raises OSError when a dead letter cannot be kept."""
@@ -49,6 +51,9 @@ class Ledger:
             self._listen(events.StateChanged(run, sink, outcome.new_state))
         for reason, count in Counter(refusal.reason for refusal in outcome.refused).items():
             self._listen(events.RecordsRefused(run, sink, count, reason))
+        if outcome.check is not None:
+            self.incomplete += not outcome.check["ok"]
+            self._listen(events.RunChecked(run, sink, outcome.check["ok"], outcome.check["text"]))
         self._note_trouble((key, sink), outcome)
 
     def _note_trouble(self, place: Place, outcome: Outcome) -> None:

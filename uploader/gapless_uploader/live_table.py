@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TextIO
@@ -54,7 +55,8 @@ class _Place:
         """Rows a second lately."""
         while self.recent and now - self.recent[0][0] > _RATE_S:
             self.recent.popleft()
-        return sum(rows for _, rows in self.recent) / _RATE_S
+        since = self.recent[0][0] if self.recent else now
+        return sum(rows for _, rows in self.recent) / min(_RATE_S, max(1.0, now - since))
 
 
 class LiveTable:
@@ -104,15 +106,17 @@ class LiveTable:
         """Draw again when it is time."""
         if now - self._drawn >= 0.5:
             self._drawn = now
-            self._live.update(self.draw(now), refresh=True)
+            with suppress(OSError):  # the terminal is gone; the uploading goes on
+                self._live.update(self.draw(now), refresh=True)
 
     def __enter__(self) -> LiveTable:
         self._live.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._live.update(self.draw(self._clock()), refresh=True)
-        self._live.stop()
+        with suppress(OSError):
+            self._live.update(self.draw(self._clock()), refresh=True)
+            self._live.stop()
 
     def draw(self, now: float) -> Group:
         """The table, the newest events under it."""
@@ -131,7 +135,7 @@ class LiveTable:
         table.add_column("trouble", no_wrap=True, overflow="ellipsis", ratio=2)
         table.expand = True
         latest = sorted(self._places.items(), key=lambda item: (not item[1].trouble, -(item[1].at or 0.0)))
-        shown = max(3, min(_ROWS_SHOWN, self._console.height - _RECENT - 6))
+        shown = max(3, min(_ROWS_SHOWN, self._console.height - 2 * _RECENT - 6))
         for (run, sink), place in latest[:shown]:
             table.add_row(
                 Text(printable(self._name(run))),
@@ -142,9 +146,9 @@ class LiveTable:
                 f"{place.rate(now):.1f}",
                 size(lag.get((run, sink), 0)),
                 "" if place.at is None else f"{age(now - place.at)} ago",
-                Text(printable(place.trouble), style="red"),
+                Text(printable(place.trouble.rsplit(": ", 1)[-1]), style="red"),
             )
-        lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in self._recent]
+        lines = [Text(line, overflow="fold") for line in self._recent]
         if len(self._places) > shown:
             lines.insert(0, Text(f"and {len(self._places) - shown} more: gapless status shows all"))
         return Group(table, *lines)

@@ -20,7 +20,7 @@ from gapless_schemas import Header
 from gapless_uploader.adapt import adapt
 from gapless_uploader.history import History
 from gapless_uploader.intervals import Intervals
-from gapless_uploader.operations import Amend, Operation, Row, State, Superseded
+from gapless_uploader.operations import Amend, Log, Operation, Row, State, Superseded
 from gapless_uploader.reader import Cursor, RunReader
 from gapless_uploader.rejoin import cursor_at
 from gapless_uploader.sink import (
@@ -86,6 +86,8 @@ class Outcome:
     """Of spool that was read, for the sink's budget."""
     dead: list[tuple[Operation, str]] = field(default_factory=list)
     """Operations that the tracker rejected for good."""
+    check: dict[str, Any] | None = None
+    """What a sink found when it compared an ended run with the tracker: `ok`, and `text` for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ class Pipeline:
         self._failures = 0
         self._slice = sink.capabilities.max_operations
         self._heartbeat_at = 0.0
-        self._flush_due = False
+        self._flush_due: bool = self.saved.get("flush", False)
         self._rewound: int | None = None
         """A step from which uploaded rows were rewound, until a fresh generation has begun."""
         self._rewinds: list[list[int]] = self.saved.get("rewinds", [])
@@ -234,6 +236,7 @@ class Pipeline:
 
     def _step(self, files: Files, now: float, outcome: Outcome) -> None:
         reader, history = self._load(files, now)
+        history.view.folder = _folder_of(files.paths)
         if self._rewound is not None:
             self._begin_generation(outcome)
             return
@@ -244,10 +247,13 @@ class Pipeline:
         if self._pending:
             if not self._write(history, now, outcome):
                 return
-        elif self._flush_due and self._session is not None:
+        elif self._flush_due:
+            if self._session is None:
+                self._session = self.sink.open(self._view(history), self._memo)
             self._memo = self._session.flush()
             self._flush_due = False
-            outcome.progress = self._progress()
+            outcome.progress = self.saved = self._progress()
+            outcome.check = self._memo.get("check")
         elif self.heartbeat_due(now) and not files.crashed:
             self._heartbeat(history, now)
         if self._end is not None and not self._pending:
@@ -280,8 +286,8 @@ class Pipeline:
         self._counts["damaged"] += len(outcome.damage)
         self._batch_top, self._batch_state = self._acked_top, [self._state, self._exit_code]
         self._take_operations(history, outcome)
-        if self._reader is None:
-            return
+        if self._history is None:
+            return  # a fresh generation: everything is read again, from the beginning
         self._end = reader.cursor()
         outcome.more = count > 0
         self._looked_at = None
@@ -400,9 +406,9 @@ class Pipeline:
         # The operations at hand are of no use to either run: if saying so fails, they are read and made again.
         self._reader = self._history = None
         if old is not None:
+            fresh = f"{self.key[1]}-r{self._generation + 1}"
             if self._session is None:
                 self._session = self.sink.open(old, self._memo)
-            fresh = f"{self.key[1]}-r{self._generation + 1}"
             self._session.write(Batch([Superseded(fresh)], old))
         self._close_session()
         self._generation += 1
@@ -554,6 +560,7 @@ class Pipeline:
             "exit_code": self._exit_code,
             "batch_state": self._batch_state,
             "rewinds": self._rewinds,
+            "flush": self._flush_due,
         }
 
     def _note_refused(self, refused: list[Refusal], outcome: Outcome) -> None:
@@ -598,8 +605,12 @@ def _step_of(operation: Operation) -> int:
     return operation.step if isinstance(operation, Row | Amend) and operation.step is not None else -1
 
 
+def _folder_of(paths: Mapping[str, Mapping[int, Path]]) -> Path | None:
+    return next((path.parent for found in paths.values() for path in found.values()), None)
+
+
 def _has_rows(operations: list[Operation]) -> bool:
-    return any(isinstance(operation, Row | Amend) for operation in operations)
+    return any(isinstance(operation, Row | Amend | Log) for operation in operations)
 
 
 def _os_error(error: OSError) -> str:

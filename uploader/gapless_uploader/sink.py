@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from gapless_uploader.operations import Operation, Value
@@ -132,6 +133,8 @@ class RunView:
     runtime: float = 0.0
     generation: int = 1
     """Counts the fresh tracker runs that rewinds of uploaded rows made."""
+    folder: Path | None = None
+    """The run's folder in the spool, to be read only; None for a run that comes from elsewhere."""
 
     @property
     def tracker_id(self) -> str:

@@ -40,6 +40,8 @@ class SinkStatus:
     lost: int
     trouble: str | None = None
     """Why it does not go on, and what the way out is."""
+    check: dict[str, Any] | None = None
+    """What a comparison of the ended run with the tracker found: `ok`, and `text` for a person."""
 
 
 @dataclass(slots=True)
@@ -76,7 +78,9 @@ class Status:
     @property
     def damaged(self) -> bool:
         """Whether something is lost, damaged or unreadable."""
-        return bool(self.problems) or any(s.damaged or s.lost for run in self.runs for s in run.sinks)
+        return bool(self.problems) or any(
+            s.damaged or s.lost or (s.check is not None and not s.check["ok"]) for run in self.runs for s in run.sinks
+        )
 
 
 def read_status(
@@ -143,6 +147,7 @@ def _sink(run: SpoolRun, progress: dict[str, Any]) -> SinkStatus:
         damaged=progress.get("counts", {}).get("damaged", 0),
         lost=progress.get("lost", 0),
         trouble=progress.get("trouble"),
+        check=progress.get("memo", {}).get("check"),
     )
 
 

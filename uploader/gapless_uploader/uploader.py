@@ -39,7 +39,7 @@ WRITERS_S = 5.0
 """How often the writers of live runs are looked at."""
 _HEARTBEATS_S = 1.0
 _COMMIT_AGAIN_S = 5.0
-STOP_S = 8.0
+STOP_S = 5.0
 _STOP_PATIENCE_S = 2.0
 """At the end a call that has not returned for so long does not keep the others from closing."""
 
@@ -160,7 +160,7 @@ class Uploader:
         except Held:
             self._lost_lease = True
             raise
-        for key in self.spool.scan(now):
+        for key in sorted(self.spool.scan(now)):
             self._note(key)
         self._tell_problems()
         self._collect(now)

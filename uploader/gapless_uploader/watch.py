@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from gapless_uploader import events
 from gapless_uploader.events import Listener
 from gapless_uploader.file_events import FileEvents
 from gapless_uploader.uploader import Uploader
+from gapless_uploader.wake import Wake
 
 DEBOUNCE_S = 0.05
 MAX_SLEEP_S = 1.0
@@ -28,10 +28,10 @@ class Stop:
 
     def __init__(self) -> None:
         self.signal: str | None = None
-        self._wake: threading.Event | None = None
+        self._wake: Wake | None = None
 
     @contextmanager
-    def listening(self, wake: threading.Event) -> Iterator[None]:
+    def listening(self, wake: Wake) -> Iterator[None]:
         """SIGTERM, SIGINT and SIGHUP set the flag while inside; the handlers before are put back."""
         self._wake = wake
         before = {

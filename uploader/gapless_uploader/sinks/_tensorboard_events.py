@@ -19,6 +19,7 @@ MAX_TABLE_ROWS = 1_000
 _LARGEST_SINGLE = 3.4028235677973366e38
 """From here on a number would round to infinity."""
 _EXACT = 1 << 53
+_GENERATION = ["input", "output", "score"]
 
 
 class Unfit(Exception):
@@ -66,7 +67,7 @@ class Encoder:
         """The tag of `key` when it holds `value`: texts have their own, so that a tag has one plugin for ever."""
         return key + TEXT_SUFFIX if isinstance(value, (str, list, Text, Table)) else key
 
-    def value(self, key: str, value: Value) -> Any:
+    def value(self, key: str, value: Value, step: int) -> Any:
         """The `Summary.Value`. Raises Unfit."""
         if not key:
             raise Unfit("a tag without a name")
@@ -79,6 +80,8 @@ class Encoder:
                 return self.text(key, as_json(value))
             case Text(text=text):
                 return self.text(key, text)
+            case Table() if value.columns[-3:] == _GENERATION:
+                return self.text(key, generations(value, step))
             case Table():
                 return self.text(key, markdown(value))
             case Missing(reason=reason):
@@ -197,15 +200,27 @@ def markdown(table: Table) -> str:
     return "\n".join(lines)
 
 
+def generations(table: Table, step: int) -> str:
+    """Generations laid out as verl lays them out for TensorBoard, their own markup neutralised."""
+    parts = [f"**Generation Results - Step {step}**"]
+    for place, row in enumerate(table.rows[:MAX_TABLE_ROWS], 1):
+        prompt, answer, score = (_cell(cell, "<br/>") for cell in row[-3:])
+        parts += f"### Sample {place}", f"**Input:** {prompt}", f"**Output:** {answer}", f"**Score:** {score}", "---"
+    left = len(table.rows) - MAX_TABLE_ROWS
+    if left > 0:
+        parts.append(f"{left} more samples are in the spool.")
+    return "\n\n".join(parts)
+
+
 def _line(cells: list[Any]) -> str:
     return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
 
 
-_ESCAPES = {ord(mark): f"&#{ord(mark)};" for mark in "&<>\\`*_[]|#!~"} | {ord("\n"): " "}
+_ESCAPES = {ord(mark): f"&#{ord(mark)};" for mark in "&<>\\`*_[]|#!~"}
 
 
-def _cell(cell: Any) -> str:
-    return ("" if cell is None else str(cell)).translate(_ESCAPES)
+def _cell(cell: Any, line_break: str = " ") -> str:
+    return ("" if cell is None else str(cell)).translate(_ESCAPES).replace("\n", line_break)
 
 
 def _payload(item: MediaItem) -> bytes:

@@ -66,6 +66,7 @@ class MlflowSink:
     """A tracking URI: `http(s)://...` or `sqlite:///...`."""
 
     kind = "mlflow"
+    needs = "mlflow"
     capabilities = Capabilities(
         exactly_once="the SQL store's primary key: the same key, value, time and step is one point",
         text=True,
@@ -73,6 +74,7 @@ class MlflowSink:
         media=True,
         end_state=True,
         read_back=True,
+        settles_intents=True,
     )
 
     def __init__(self, target: str = "", *, timeout_s: float = 30.0, artifacts: str = "") -> None:

@@ -24,6 +24,7 @@ class PrometheusSink:
     """Serves `http://<target>/metrics`. Its server starts with the first `open` and ends with the process."""
 
     kind = "prometheus"
+    needs = "prometheus_client"
     capabilities = Capabilities(
         exactly_once="only the latest value is served, and a repeated batch sets the same one",
         rewind=True,

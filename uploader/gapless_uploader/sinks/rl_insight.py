@@ -33,6 +33,7 @@ class RlInsightSink:
     """Gauges for the RL-Insight server at the URL `target`."""
 
     kind = "rl_insight"
+    needs = "rl_insight"
     capabilities = Capabilities(
         exactly_once="only the latest value is served, and a repeated batch sets the same one",
         rewind=True,

@@ -47,6 +47,7 @@ class TensorboardSink:
     """Event files under the folder `target`."""
 
     kind = "tensorboard"
+    needs = "tensorboard"
     capabilities = Capabilities(
         settles_intents=False,
         exactly_once="the checkpoint holds the event file's length; a restart cuts our own file back to it",
@@ -159,7 +160,7 @@ class TensorboardSession:
         made = []
         for key, value in values.items():
             try:
-                made.append(self._encoder.value(key, value))
+                made.append(self._encoder.value(key, value, step))
             except Unfit as reason:
                 refused.append(Refusal(step, key, str(reason)))
                 continue
