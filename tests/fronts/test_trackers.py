@@ -17,7 +17,7 @@ from tests.sinks.harness import Point, SinkHarness, find_harnesses
 pytestmark = pytest.mark.xdist_group("loops")
 
 
-@pytest.fixture(params=["wandb"])
+@pytest.fixture(params=["wandb", "swanlab"])
 def tracker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SinkHarness]:
     """A server of its own, and the sink that uploads to it."""
     made = find_harnesses()[request.param](tmp_path / "tracker")
