@@ -19,7 +19,8 @@ from typing import Any
 from gapless._fronts.fields import field, text_or_none
 from gapless._fronts.stats_table import stats_table
 from gapless.config import read_environment
-from gapless.run import Run, init
+from gapless.opening import init
+from gapless.run import Run
 from gapless.values import as_mapping
 
 _SUPERSEDED_TIMEOUT_S = 2.0

@@ -23,9 +23,11 @@ from gapless._fronts.noted import noted_environment, wandb_names
 from gapless._fronts.patch import install
 from gapless._fronts.samples import DapoFilteredRewardTableLogger, ValidationGenerationsLogger
 from gapless.config import read_environment
+from gapless.numeric import as_number
+from gapless.opening import init
 from gapless.payloads import Table
-from gapless.run import Run, init
-from gapless.values import as_mapping, as_number
+from gapless.run import Run
+from gapless.values import as_mapping
 
 __all__ = ["DapoFilteredRewardTableLogger", "Tracking", "ValidationGenerationsLogger", "install"]
 

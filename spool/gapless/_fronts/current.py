@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from threading import Lock
 
 from gapless.config import read_environment
-from gapless.run import Run, init
+from gapless.opening import init
+from gapless.run import Run
 
 Names = tuple[str, str]
 """Project and experiment."""
