@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -62,10 +63,8 @@ class ChildProcess:
             self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
-            try:
+            with suppress(OSError):  # what was still to be written is of no use to a dead process
                 cast(IO[bytes], stream).close()
-            except OSError:
-                pass  # what was still to be written is of no use to a dead process
         self._folder.cleanup()
 
     def _line(self, deadline: float) -> bytes:

@@ -1,7 +1,7 @@
 """Requests to a W&B server, each with one of few outcomes. One place knows what every status means.
 
-An acknowledgement is a 2xx whose body is the JSON it should be; anything else that came back whole or in part, or not at
-all, is not. The key is sent in a header and is in no message.
+An acknowledgement is a 2xx whose body is the JSON it should be; anything else that came back whole or in part, or not
+at all, is not. The key is sent in a header and is in no message.
 """
 
 from __future__ import annotations

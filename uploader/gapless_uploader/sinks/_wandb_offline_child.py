@@ -87,7 +87,7 @@ def logged(value: Any) -> Any:
         return value
     kind = value["_gapless"]
     if kind == "table":
-        mode = value["log_mode"] or "IMMUTABLE"
+        mode: Any = value["log_mode"] or "IMMUTABLE"
         return wandb.Table(columns=value["columns"], data=value["rows"], log_mode=mode, allow_mixed_types=True)
     if kind == "histogram":
         made = [wandb.Histogram(np_histogram=(item["counts"], item["edges"])) for item in value["items"]]
