@@ -13,7 +13,7 @@ import pytest
 from gapless_uploader.pipeline import Pipeline
 from gapless_uploader.reader import RunReader
 from gapless_uploader.rejoin import cursor_at
-from gapless_uploader.sink import Batch, Memo, Place, Resume, RunView
+from gapless_uploader.sink import Batch, Memo, Place, Resume, Retryable, RunView
 from gapless_uploader.sinks.memory import MemorySession, MemorySink
 from tests.wandb_spool import Attempt, files_of
 
@@ -129,6 +129,27 @@ def test_a_place_in_the_middle_of_a_batch_is_met_exactly(tmp_path: Path) -> None
 
     assert [op.step for op in run.operations if hasattr(op, "step")] == [0, 1, 2, 3, 4, 5, 6, 6, 7, 8]
     assert run.rows[6] == {"loss": 6.0, "acc": 0.25}
+
+
+def test_a_batch_that_was_applied_whole_is_behind(tmp_path: Path) -> None:
+    """The tracker took the whole batch, and trouble comes before the next: what is committed then stands behind it."""
+    attempt = Attempt(tmp_path)
+    written(attempt, 0, 7)
+    sink = RememberingSink()
+    Pipeline(KEY, sink).step(files_of(tmp_path), 0.0)
+    written(attempt, 7, 9)
+    sink.asks = True
+    second = Pipeline(KEY, sink)
+    second.step(files_of(tmp_path), 0.0)
+    sink.failures = [Retryable("away")]
+    saved = second.step(files_of(tmp_path), 1.0).progress
+    assert saved is not None
+    third = Pipeline(KEY, sink, json.loads(json.dumps(saved)))
+    for turn in range(5):
+        third.step(files_of(tmp_path), 2.0 + turn)
+
+    assert saved["trouble"] == "away"
+    assert [op.step for op in sink.runs["grpo/r-1"].operations if hasattr(op, "step")] == list(range(9))
 
 
 def test_nothing_is_committed_that_would_skip_a_record(tmp_path: Path) -> None:
