@@ -117,15 +117,12 @@ def encode_record(
     marks: bytes | None = None,
 ) -> bytes:
     """A record's line. `data` and `marks` are JSON already; `t` and `mono` are finite."""
-    head = b'{"seq":%d,"t":%b,"mono":%b,"kind":"%b"' % (
-        seq,
-        repr(t).encode(),
-        repr(mono).encode(),
-        kind.encode(),
-    )
-    if step is not None:
-        head = b'%b,"step":%d' % (head, step)
-    head = b'%b,"data":%b' % (head, data)
+    # One text and one encoding: this stands in the caller's way at every `log`.
+    if step is None:
+        text = f'{{"seq":{seq},"t":{t!r},"mono":{mono!r},"kind":"{kind}","data":'
+    else:
+        text = f'{{"seq":{seq},"t":{t!r},"mono":{mono!r},"kind":"{kind}","step":{step},"data":'
+    head = text.encode() + data
     if marks is not None:
         head = b'%b,"marks":%b' % (head, marks)
     return b'%b,"crc":"%08x"}\n' % (head, crc32(head))

@@ -9,8 +9,10 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
+from gapless.opening import init
 from gapless.payloads import Audio, File, Histogram, Image, Table, Text, Video
-from gapless.run import Run, Stats, init
+from gapless.run import Run
+from gapless.tally import Stats
 
 __all__ = [
     "Audio",

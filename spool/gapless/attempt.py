@@ -100,7 +100,12 @@ def _num_segments(folder: Path, writer: str, number: int, short_id: str) -> int:
     def there(index: int) -> bool:
         return _is_there(folder / str(SegmentName(writer, number, short_id, index)))
 
-    return _first_missing(0, there)
+    found = _first_missing(0, there)
+    if found:
+        return found
+    # The first segment was never whole, or was removed: only then is the folder listed.
+    names = (SegmentName.parse(path.name) for path in folder.iterdir())
+    return max((name.index + 1 for name in names if name is not None and name.short_id == short_id), default=0)
 
 
 def _is_there(path: Path) -> bool:

@@ -15,7 +15,7 @@ class Environment:
     run_id: str | None
     """`GAPLESS_RUN_ID`: the run id when `id` is not given."""
     disabled: bool
-    """`GAPLESS_MODE=disabled`: every call does nothing."""
+    """`GAPLESS_MODE=disabled`: every call does nothing. Any other value is none."""
     job: str | None
     """What a requeued or restarted job keeps: `SLURM_JOB_ID`, else `TORCHELASTIC_RUN_ID`."""
     rank: int | None
@@ -25,10 +25,7 @@ class Environment:
 
 
 def read_environment() -> Environment:
-    """The settings as they are now. Raises ValueError for a `GAPLESS_MODE` that means nothing."""
-    mode = os.environ.get("GAPLESS_MODE", "").strip().lower()
-    if mode not in ("", "enabled", "disabled"):
-        raise ValueError(f"GAPLESS_MODE={mode!r}: say 'disabled', 'enabled', or leave it unset")
+    """The settings as they are now."""
     slurm = os.environ.get("SLURM_JOB_ID") or None
     elastic = os.environ.get("TORCHELASTIC_RUN_ID") or None
     if elastic == "none":  # torchrun without --rdzv-id: the same text for every job
@@ -37,7 +34,7 @@ def read_environment() -> Environment:
     return Environment(
         root=os.environ.get("GAPLESS_DIR") or None,
         run_id=os.environ.get("GAPLESS_RUN_ID") or None,
-        disabled=mode == "disabled",
+        disabled=os.environ.get("GAPLESS_MODE", "").strip().lower() == "disabled",
         job=job,
         rank=_integer("RANK"),
         world_size=_integer("WORLD_SIZE"),

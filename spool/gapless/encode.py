@@ -7,12 +7,14 @@ for one line is split by keys, and a single text that is too long becomes a payl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gapless.payloads import Media, as_media
-from gapless.values import Plain, Refused, as_mapping, as_number, key_text
+from gapless.media import Media, as_media
+from gapless.numeric import Refused, as_number
+from gapless.values import Plain, as_mapping, carefully, entries
 from gapless_schemas import MAX_LINE_BYTES
 
 MAX_DATA_BYTES: Final = MAX_LINE_BYTES - 512
@@ -20,6 +22,8 @@ MAX_DATA_BYTES: Final = MAX_LINE_BYTES - 512
 
 Report = Callable[[str, str, str], None]
 """Called with a counter's name, a topic and a text for what could not be kept as it was."""
+
+MAX_NESTING: Final = 50
 
 _FAST_TYPES = frozenset({float, int, bool, str})
 
@@ -32,8 +36,8 @@ class Part(NamedTuple):
 
 
 def encode_fast(data: object) -> bytes | None:
-    """The JSON of a flat dict of plain finite numbers and texts; None when it is anything else."""
-    if type(data) is not dict or not _FAST_TYPES.issuperset(map(type, data.values())):
+    """The JSON of a flat dict of plain finite numbers and texts; None when it is anything else, or empty."""
+    if type(data) is not dict or not data or not _FAST_TYPES.issuperset(map(type, data.values())):
         return None
     try:
         text = orjson.dumps(data, option=orjson.OPT_STRICT_INTEGER)
@@ -67,22 +71,24 @@ def _flatten(
     report: Report,
     depth: int,
 ) -> None:
-    for raw, value in data.items():
-        key = prefix + key_text(raw)
+    for name, value in entries(data):
+        key = prefix + name
         if type(value) not in _FAST_TYPES:
             try:
-                found = as_media(key, value)
+                found = carefully(partial(as_media, key, value), value)
                 if found is not None:
                     media.append(found)
                     continue
             except Refused as why:
                 report("refused", f"value {key}", f"{key!r} was not kept: {why}")
                 continue
-            if value is not None and as_number(value) is None:
-                inner = as_mapping(value)
-                if inner is not None and depth < 50:
+            inner = _inner(value)
+            if inner is not None and depth < MAX_NESTING:
+                try:
                     _flatten(inner, key + "/", flat, media, plain, report, depth + 1)
-                    continue
+                except Refused as why:
+                    report("refused", f"value {key}", f"{key!r} was not kept: {why}")
+                continue
         if key in flat:
             report("clashes", f"clash {key}", f"two values for {key!r} in one row: kept the last one")
             plain.marks = [mark for mark in plain.marks if mark[0][0] != key]
@@ -92,18 +98,26 @@ def _flatten(
             report("refused", f"value {key}", f"{key!r} was not kept: {why}")
 
 
+def _inner(value: Any) -> Mapping[Any, Any] | None:
+    """The mapping that `value` is at heart; None for numbers, texts, lists and what cannot be read."""
+    try:
+        return None if value is None or as_number(value) is not None else as_mapping(value)
+    except Exception:  # noqa: BLE001  # a value is anybody's code; `Plain` refuses it with the reason
+        return None
+
+
 def encode_config(data: Mapping[Any, Any], report: Report) -> list[Part]:
     """The lines of a part of a config; texts under a credential's name are redacted."""
     plain = Plain(
         config=True, clash=lambda key: report("clashes", f"clash {key}", f"two values for config key {key!r}")
     )
-    return split(plain.mapping(data, ()), plain.marks, report)
+    return split(plain.top(data), plain.marks, report)
 
 
 def encode_plain(data: dict[str, Any], report: Report) -> list[Part]:
     """The lines of data that this package made itself."""
     plain = Plain()
-    return split(plain.mapping(data, ()), plain.marks, report)
+    return split(plain.top(data), plain.marks, report)
 
 
 def split(data: dict[str, Any], marks: list[Any], report: Report, path: tuple[str, ...] = ()) -> list[Part]:

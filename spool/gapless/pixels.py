@@ -8,7 +8,7 @@ import wave
 import zlib
 from typing import Any
 
-from gapless.values import Refused
+from gapless.numeric import Refused
 
 MAX_PIXELS = 1 << 26
 

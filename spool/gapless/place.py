@@ -5,6 +5,7 @@ All work on the disk is done by whoever writes, step by step, and taken up again
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from socket import gethostname
@@ -50,6 +51,7 @@ class Place:
         self._segment = 0
         self._host = gethostname()
         self._pid = os.getpid()
+        self._boot_id = _boot_id()
         self._store: Store | None = None
 
     @property
@@ -81,6 +83,8 @@ class Place:
                     self.run_id = found
         folder = self.folder
         make_folders(folder, 3 if self._number is None else 0)
+        if folder.is_symlink():  # nothing is made behind a link
+            raise OSError(errno.ELOOP, "the run's folder is a link")
         if self._number is None:
             self._number = claim_attempt(folder, self._writer_path, self.attempt_id)
         else:
@@ -108,7 +112,7 @@ class Place:
                 first_seq=first_seq,
                 host=self._host,
                 pid=self._pid,
-                boot_id=_boot_id(),
+                boot_id=self._boot_id,
                 created=self.created,
                 resume_step=self._resume_step,
             )

@@ -76,10 +76,10 @@ def scrub_value(text: str, key: str = "") -> str:
     return text
 
 
-def scrub_text(text: str) -> str:
+def scrub_text(text: str, key: str = "") -> str:
     """Free text (a repr, notes, a console line): as `scrub_value`, and `name=value` under a credential's name."""
     text = _ASSIGNED.sub(lambda m: f"{m['name']}{m['quote']}{REDACTED}", text)
-    return _BEARER.sub(rf"\1{REDACTED}", scrub_value(text))
+    return _BEARER.sub(rf"\1{REDACTED}", scrub_value(text, key))
 
 
 def scrub_command(args: Sequence[str]) -> list[str]:
@@ -93,9 +93,7 @@ def scrub_command(args: Sequence[str]) -> list[str]:
             name, equals, value = arg.partition("=")
             if equals and is_secret_name(name):
                 clean.append(f"{name}={REDACTED}" if value else arg)
-            elif equals and value:
-                clean.append(f"{name}={scrub_value(scrub_text(value), name)}")
             else:
-                clean.append(scrub_value(scrub_text(arg), flag))
+                clean.append(scrub_text(arg, flag))
         flag = arg if arg.startswith("-") and "=" not in arg else ""
     return clean

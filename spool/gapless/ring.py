@@ -11,7 +11,7 @@ When the ring is full, new rows are dropped. They use up their seqs, and one `ga
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import RLock
 from time import monotonic, time
 from typing import Final, NamedTuple
@@ -55,9 +55,12 @@ class Late(NamedTuple):
 
 
 class Payload:
-    """What a row refers to: stored before the row's line is written. `size` is the memory held, in bytes."""
+    """What a row refers to: stored before the row's line is written."""
 
     size: int = 0
+    """Memory held, in bytes."""
+    failed: Sequence[str] = ()
+    """Why parts of it could not be stored, after `store`."""
 
     def store(self, put: Callable[..., str]) -> bytes:
         """Store the payload with `put` and return the line's data. Raises OSError when the disk does."""
@@ -96,8 +99,6 @@ class Ring:
         """The first step without a number; None until the predecessor was read."""
         self.dropped = 0
         self.began = monotonic()
-        self.make_room: Callable[[], None] | None = None
-        """Called, under the callers' lock, when the ring is full."""
         self.reason = "the disk did not take rows and the ring was full"
         self._lock = RLock()
         self._pending = self._last = Row(0, 0, 0, 0, True, False, None, None, None)
@@ -153,7 +154,8 @@ class Ring:
                 now = time() if t is None else t
                 mono = monotonic() - self.began
                 if last.gap is not None:
-                    if not always and not self._fits(last, len(data)):
+                    # A hole ends when the ring is well below its limits: not at the first row that is small enough.
+                    if not always and not self._has_room(last, len(data), 0.75):
                         self._drop(last, actual, next_step, floating, own)
                         return told
                     self._hand_over(last, self._gap_row(last, now, mono))
@@ -167,15 +169,28 @@ class Ring:
                     late = None
                     line = encode_record(seq, now, mono, kind, actual, data, marks)
                     size = len(line)
-                if not always and not self._fits(last, size):
+                if not always and not self._has_room(last, size, 1.0):
                     self._drop(last, actual, next_step, floating, own)
                     return told
                 row = Row(seq, last.number + 1, last.end + size, next_step, floating, own, line, late, None)
                 if self._hand_over(last, row):
                     return told
 
+    def offer(self, kind: str, data: bytes, *, always: bool = False) -> bool:
+        """Hand over one row without a step, unless another thread is appending; whether it was. For the taker alone.
+
+        The taker never waits for a caller: that one may have been interrupted by a handler that waits for the taker.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self.append(kind, None, data, always=always)
+        finally:
+            self._lock.release()
+        return True
+
     def close_gap(self) -> None:
-        """Hand over the `gap` record of a hole that nothing followed. Gives up when a caller holds the lock."""
+        """Hand over the `gap` record of a hole that nothing followed, unless another thread is appending."""
         if self._last.gap is None or not self._lock.acquire(blocking=False):
             return
         try:
@@ -201,18 +216,12 @@ class Ring:
         self._last = self._pending
         return True
 
-    def _fits(self, last: Row, size: int) -> bool:
-        if self._has_room(last, size):
-            return True
-        if self.make_room is not None:
-            self.make_room()
-        return self._has_room(last, size)
-
-    def _has_room(self, last: Row, size: int) -> bool:
+    def _has_room(self, last: Row, size: int, share: float) -> bool:
         number, end = self.released
-        held = last.number - number
-        # A single row larger than the whole ring passes when nothing else waits.
-        return held == 0 or (held < self.max_rows and last.end - end + size <= self.max_bytes)
+        used = last.end - end
+        # A payload that is larger than the ring itself passes while the ring is nearly empty.
+        fits = used + size <= self.max_bytes * share or used <= self.max_bytes // 4
+        return fits and last.number - number < self.max_rows * share
 
     def _drop(self, last: Row, step: int | None, next_step: int, floating: bool, own: bool) -> None:
         seq = last.seq + 1

@@ -9,8 +9,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
+from gapless.numeric import Refused
 from gapless.segment import create_file, make_folders, open_folder
-from gapless.values import Refused
 
 MEDIA = "media"
 _CHUNK = 1 << 20

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,13 +16,12 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from decimal import Decimal
 from enum import Enum
-from fractions import Fraction
-from itertools import islice
 from math import isfinite, isnan
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
+from gapless.numeric import Refused, as_number, detached, shape_of
 from gapless.redact import REDACTED, is_secret_name, scrub_text, scrub_value
 
 MAX_DEPTH = 100
@@ -33,10 +31,7 @@ MAX_CONFIG_ITEMS = 1_000
 _INT64 = 1 << 63
 
 Path = tuple[str | int, ...]
-
-
-class Refused(ValueError):
-    """A value that has no place in the spool; its text says why."""
+T = TypeVar("T")
 
 
 class Plain:
@@ -67,9 +62,14 @@ class Plain:
     def _object(self, value: Any, path: Path) -> Any:
         if len(path) > MAX_DEPTH:
             return self._repr("<nested too deeply>", path)
+        return carefully(lambda: self._known(value, path), value)
+
+    def _known(self, value: Any, path: Path) -> Any:
         number = as_number(value)
         if number is not None:
             return self.value(number, path)
+        if isinstance(value, Enum):
+            return self._text(value.value if isinstance(value.value, str) else value.name, path)
         if isinstance(value, str):
             return self._text(str.__str__(value), path)
         if isinstance(value, (bytes, bytearray, memoryview)):
@@ -91,7 +91,7 @@ class Plain:
             self._open.discard(id(value))
 
     def _holder(self, value: Any, path: Path) -> Any:
-        array = _array(value)
+        array = shape_of(value)
         if array is not None:
             return self._array(value, array, path)
         fields = as_mapping(value)
@@ -105,14 +105,18 @@ class Plain:
             "dict_values",
             "dict_keys",
         ):
-            return self._items(_iterated(value), path)
+            return self._items(value, path)
         return self._unknown(value, path)
+
+    def top(self, fields: Mapping[Any, Any]) -> dict[str, Any]:
+        """The whole of a config. Raises `Refused` when it cannot be read."""
+        self._open.add(id(fields))
+        return self.mapping(fields, ())
 
     def mapping(self, fields: Mapping[Any, Any], path: Path) -> dict[str, Any]:
         """A mapping with text keys; values whose key is a credential's name are redacted in a config."""
         plain: dict[str, Any] = {}
-        for key, item in _entries(fields):
-            name = key_text(key)
+        for name, item in entries(fields):
             if name in plain and self._clash is not None:
                 self._clash("/".join(str(part) for part in (*path, name)))
             try:
@@ -130,16 +134,16 @@ class Plain:
             size *= length
         if size == 1:
             with suppress(Exception):  # unreadable: told by its shape below
-                item = _detached(value).item()
-                if _array(item) is None:
+                item = detached(value).item()
+                if shape_of(item) is None:
                     return self.value(item, path)
         if self.config and size <= MAX_CONFIG_ITEMS:
             with suppress(Exception):  # a tensor that cannot be read (meta, fake, sparse) is told by its shape below
-                return self.value(_detached(value).tolist(), path)
-        told = f"{type(value).__name__}(shape={tuple(shape)}, dtype={getattr(value, 'dtype', None)})"
+                return self.value(detached(value).tolist(), path)
+        shown = f"{type(value).__name__}(shape={tuple(shape)}, dtype={getattr(value, 'dtype', None)})"
         if self.config:
-            return self._repr(told, path)
-        raise Refused(f"{told} is no single number")
+            return self._repr(shown, path)
+        raise Refused(f"{shown} is no single number")
 
     def _text(self, text: str, path: Path) -> str:
         if self.config:
@@ -192,84 +196,23 @@ class Plain:
         return self._repr(text, path)
 
 
-def as_number(value: Any) -> int | float | bool | None:
-    """The number that `value` is: a scalar of any library, or a one-element array. None when it is none."""
-    kind = type(value)
-    if kind in (int, float, bool):
-        return value  # type: ignore[no-any-return]
-    if isinstance(value, Enum):
-        return value.value if type(value.value) in (int, float, bool) else None
-    if isinstance(value, int):
-        return int.__int__(value)
-    if isinstance(value, float):
-        return float.__float__(value)
-    if isinstance(value, Decimal | Fraction):
-        return _ratio(value)
-    if isinstance(value, (str, bytes, complex, type)):
-        return None
-    shape = _array(value)
-    if shape is not None:
-        if any(length != 1 for length in shape):
-            return None
-        with suppress(Exception):  # a tensor that cannot be read is no number
-            return _item(_detached(value))
-        return None
-    if hasattr(kind, "__float__") or hasattr(kind, "__index__"):
-        with suppress(Exception):
-            return _item(value)
-    return None
-
-
-def _item(value: Any) -> int | float | bool | None:
-    item = value.item() if hasattr(value, "item") else value
-    if type(item) in (int, float, bool):
-        return item  # type: ignore[no-any-return]
-    if isinstance(item, complex) or type(item).__name__ in ("datetime64", "timedelta64"):
-        return None
-    if hasattr(type(item), "__index__"):
-        return int(item)
-    if hasattr(type(item), "__float__"):
-        return float(item)
-    return None
-
-
-def _ratio(value: Decimal | Fraction) -> int | float | None:
-    if isinstance(value, Decimal) and not value.is_finite():
-        return float("nan") if value.is_nan() else float(value)
+def carefully(read: Callable[[], T], value: object) -> T:
+    """`read()`, which looks at `value`: an exception of the value's own code becomes `Refused`."""
     try:
-        near = float(value)
-    except OverflowError:
-        near = float("inf")
-    if isfinite(near):
-        return near
-    if isinstance(value, Fraction):
-        return int(value) if value.denominator == 1 else None
-    return int(value) if value.adjusted() < 4000 and value == value.to_integral_value() else None
+        return read()
+    except Refused:
+        raise
+    except Exception as error:  # noqa: BLE001  # a value is anybody's code
+        raise Refused(f"{type(value).__name__} cannot be read: {type(error).__name__}") from None
 
 
-def _array(value: Any) -> tuple[int, ...] | None:
-    """The shape of an array or tensor, None when it is neither."""
-    shape = getattr(value, "shape", None)
-    if shape is None or not hasattr(value, "dtype") or isinstance(value, type):
-        return None
+def told(value: object) -> str:
+    """A short repr of `value` for a message."""
     try:
-        return tuple(int(length) for length in shape)
-    except (TypeError, ValueError):
-        return None
-
-
-def _detached(value: Any) -> Any:
-    """`value` without its graph. Raises `Refused` for a tensor spread over ranks: reading it would be a collective."""
-    if hasattr(value, "detach"):
-        placements = getattr(value, "placements", None)
-        if placements is not None:
-            if not all(placement.is_replicate() for placement in placements):
-                raise Refused("a tensor that is spread over ranks")
-            value = value.to_local()
-        value = value.detach()
-        if "float8" in str(value.dtype):
-            value = value.float()
-    return value
+        text = repr(value)
+    except Exception:  # noqa: BLE001  # a repr is anybody's code
+        text = object.__repr__(value)
+    return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
 
 
 def as_mapping(value: Any) -> Mapping[Any, Any] | None:
@@ -320,10 +263,7 @@ def key_text(key: Any) -> str:
             key = key.value if isinstance(key.value, str) else key.name
         elif isinstance(key, bytes):
             key = key.decode("utf-8", "backslashreplace")
-        try:
-            key = str.__str__(key) if isinstance(key, str) else str(key)
-        except Exception:  # noqa: BLE001  # a key's text is anybody's code
-            key = object.__repr__(key)
+        key = str.__str__(key) if isinstance(key, str) else str(key)
     return encodable(key)
 
 
@@ -346,25 +286,9 @@ def _ordered(value: Iterable[Any]) -> list[Any]:
     try:
         return sorted(items)
     except TypeError:
-        return sorted(items, key=functools.partial(_sort_text))
+        return sorted(items, key=lambda item: f"{type(item).__name__} {told(item)}")
 
 
-def _sort_text(item: Any) -> str:
-    try:
-        return f"{type(item).__name__} {item!r}"
-    except Exception:  # noqa: BLE001  # a repr is anybody's code
-        return type(item).__name__
-
-
-def _entries(fields: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    try:
-        return list(fields.items())
-    except Exception as error:  # noqa: BLE001  # a mapping of the user's own making
-        raise Refused(f"{type(fields).__name__} cannot be read: {error}") from None
-
-
-def _iterated(value: Iterable[Any]) -> list[Any]:
-    try:
-        return list(islice(value, 10_000_000))
-    except Exception as error:  # noqa: BLE001  # a sequence of the user's own making
-        raise Refused(f"{type(value).__name__} cannot be read: {error}") from None
+def entries(fields: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+    """The items of a mapping, their keys as texts. Raises `Refused`."""
+    return carefully(lambda: [(key_text(key), value) for key, value in fields.items()], fields)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from threading import Lock
 from time import monotonic
 
 REPEAT_S = 30.0
@@ -19,27 +18,21 @@ class Warner:
     """The warnings of one run, by topic. Thread safe."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
         self._seen: dict[str, tuple[float, int]] = {}
         self.quiet = False
         """Set at interpreter exit: a daemon thread that then writes to stderr could abort the process."""
 
     def warn(self, topic: str, text: str) -> None:
         """Print `text`, unless the topic was printed within the last 30 s; then count it for the next time."""
-        # A signal handler may have interrupted this very function: its warning is not worth a deadlock.
-        if not self._lock.acquire(blocking=False):
+        # No lock: a handler that warns inside a warning must not wait for it. Two threads may print a line twice.
+        if topic not in self._seen and len(self._seen) >= MAX_TOPICS:
+            topic = "other"
+        now = monotonic()
+        last, unsaid = self._seen.get(topic, (now - REPEAT_S, 0))
+        if now - last < REPEAT_S:
+            self._seen[topic] = (last, unsaid + 1)
             return
-        try:
-            if topic not in self._seen and len(self._seen) >= MAX_TOPICS:
-                topic = "other"
-            now = monotonic()
-            last, unsaid = self._seen.get(topic, (-REPEAT_S, 0))
-            if now - last < REPEAT_S:
-                self._seen[topic] = (last, unsaid + 1)
-                return
-            self._seen[topic] = (now, 0)
-        finally:
-            self._lock.release()
+        self._seen[topic] = (now, 0)
         self.say(f"{text} ({unsaid} more since the last time)" if unsaid else text)
 
     def warn_once(self, topic: str, text: str) -> None:

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.sinks.harness import SinkHarness, find_harnesses
-
-HARNESSES = find_harnesses()
+from tests.sinks.harness import SinkHarness, harness_kinds, load_harness
 
 
-@pytest.fixture(params=sorted(HARNESSES))
+@pytest.fixture(params=harness_kinds())
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SinkHarness]:
-    made = HARNESSES[request.param](tmp_path)
+    made = load_harness(request.param)(tmp_path)
     yield made
     made.close()

@@ -35,6 +35,12 @@ class SinkHarness:
     kind: str
     vendor: str | None = None
     """Module without which the sink must say `pip install 'gapless[kind]'`."""
+    extra: str | None = None
+    """The extra that installs the vendor, where its name is not the kind's."""
+    tells_runs_apart = True
+    """False where two runs of one name are shown as one, or all runs together."""
+    keeps_history = True
+    """False for a tracker that shows the last value of a key and nothing else."""
     random_histories = 40
     """How many random histories the suite plays; fewer where a tracker is slow."""
 
@@ -62,7 +68,7 @@ class SinkHarness:
         raise NotImplementedError
 
     def held(self, value: Value) -> Any:
-        """The form in which the tracker holds a number."""
+        """The form in which the tracker holds a number; None when it must refuse it."""
         return value
 
     def key(self, key: str) -> str:
@@ -80,8 +86,11 @@ class SinkHarness:
         points = {}
         for row in rows:
             for key, value in row.values.items():
-                t = row.t if timed else None
-                points[row.step, key] = Point(row.step or 0, self.key(key), repr(self.held(value)), t)
+                t, held = row.t if timed else None, self.held(value)
+                if held is None:
+                    points.pop((row.step, key), None)
+                    continue
+                points[row.step, key] = Point(row.step or 0, self.key(key), repr(held), t)
         return sorted(points.values(), key=repr)
 
     def actual(self, run: RunView) -> list[Point]:
@@ -133,8 +142,12 @@ def write(sink: Sink, run: RunView, memo: Memo, *operations: Operation, uncertai
         session.close()
 
 
-def find_harnesses() -> dict[str, type[SinkHarness]]:
-    """Kind -> harness, of every `harness_<kind>.py` beside this file."""
-    names = sorted(path.stem for path in Path(__file__).parent.glob("harness_*.py"))
-    found = [import_module(f"{__package__}.{name}").Harness for name in names]
-    return {harness.kind: harness for harness in found}
+def harness_kinds() -> list[str]:
+    """The kinds that have a `harness_<kind>.py` beside this file."""
+    return sorted(path.stem.removeprefix("harness_") for path in Path(__file__).parent.glob("harness_*.py"))
+
+
+def load_harness(kind: str) -> type[SinkHarness]:
+    """The harness of `kind`, whose vendor is imported now."""
+    found: type[SinkHarness] = import_module(f"{__package__}.harness_{kind}").Harness
+    return found

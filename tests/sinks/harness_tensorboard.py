@@ -1,5 +1,6 @@
 """The TensorBoard sink in the contract suite, read back with TensorBoard's own EventAccumulator."""
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -60,5 +61,9 @@ class Harness(SinkHarness):
         status = hparams.parse_session_end_info_plugin_data(content).status
         return {1: "finished", 2: "failed"}[status]
 
-    def held(self, value: Value) -> float:
-        return float(value)  # type: ignore[arg-type]
+    def held(self, value: Value) -> float | None:
+        """32 bits; what is beyond them is refused."""
+        try:
+            return struct.unpack("<f", struct.pack("<f", value))[0]
+        except OverflowError:
+            return None

@@ -61,7 +61,8 @@ def _row(row: Row | Amend, can: Capabilities, top: int, refused: list[Refusal]) 
     values = {key: value for key, value in row.values.items() if key not in out}
     if isinstance(row, Amend):
         changed = tuple(key for key in row.changed if key not in out)
-        return Amend(row.step, row.t, row.runtime, values, changed) if changed else None
+        added = None if row.added is None else tuple(key for key in row.added if key not in out)
+        return Amend(row.step, row.t, row.runtime, values, changed, added) if changed else None
     return Row(row.step, row.t, row.runtime, values) if values else None
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +15,21 @@ import orjson
 from rich.console import Console
 
 from gapless_uploader.config import UploaderConfig, load_config
-from gapless_uploader.display import LiveTable, ReplayProgress, status_table
-from gapless_uploader.events import LineListener, Listener
+from gapless_uploader.display import ReplayProgress, status_table
+from gapless_uploader.events import Event, LineListener, Listener, ServingMetrics, printable
 from gapless_uploader.export import FORMATS, export_run
 from gapless_uploader.lease import Held
+from gapless_uploader.live_table import LiveTable
+from gapless_uploader.metrics_port import Metrics, MetricsServer
 from gapless_uploader.replay import find_run, merged_run
+from gapless_uploader.run_name import is_asked_for
 from gapless_uploader.show import metrics_table
 from gapless_uploader.sink import Misconfigured, Retryable
 from gapless_uploader.spool import Spool
 from gapless_uploader.status import read_status
 from gapless_uploader.uploader import Uploader
 from gapless_uploader.watch import watch as run_watch
+from gapless_uploader.wording import label, size
 
 _PATH = click.Path(exists=True, path_type=Path)
 
@@ -36,7 +42,10 @@ def _upload_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--project", multiple=True, metavar="GLOB", help="only these projects"),
         click.option("--run", multiple=True, metavar="GLOB", help="only these run ids"),
         click.option("--workers", type=int, help="steps of one sink that run at once"),
+        click.option("--call-timeout", "call_timeout_s", type=float, help="seconds a call of a sink may take"),
         click.option("--on-rewind", help="new-run, keep-first or mark"),
+        click.option("--rate", help="requests that each sink may send, as in 200/min"),
+        click.option("--bandwidth", help="bytes that each sink may send, as in 1MB/s"),
         click.option("--adopt", multiple=True, metavar="RUN", help="append to this run at W&B, whoever wrote it"),
         click.option("--new-id", multiple=True, metavar="RUN=ID", help="upload the run to W&B under another id"),
         click.option("--dry-run", is_flag=True, help="say what would go where, and do nothing"),
@@ -61,6 +70,7 @@ def main() -> None:
 @_upload_options
 @click.option("--exit-when-done", is_flag=True, help="end when every run has ended and is uploaded")
 @click.option("--no-events", is_flag=True, help="do not ask for file events; scan only")
+@click.option("--metrics-port", type=int, help="serve Prometheus metrics on this port of 127.0.0.1; 0: a free one")
 def watch(root: Path, exit_when_done: bool, no_events: bool, dry_run: bool, as_json: bool, **flags: Any) -> None:
     """Follow every run under ROOT until stopped.
 
@@ -68,15 +78,24 @@ def watch(root: Path, exit_when_done: bool, no_events: bool, dry_run: bool, as_j
     """
     config = _config(flags)
     if dry_run:
-        _say_plan([root], config)
+        _say_plan([root], config, as_json)
         return
     table = LiveTable.on(sys.stderr) if not as_json else None
-    listener: Listener = table or LineListener(sys.stdout if as_json else sys.stderr, as_json)
-    uploader = _uploader([root], config, listener)
-    until = _all_over if exit_when_done else _never
-    with table or _Nothing():
-        run_watch(uploader, listener, until, table.refresh if table else _ignore, use_events=not no_events)
-    sys.exit(1 if uploader.failed or (exit_when_done and uploader.spool.problems) else 0)
+    lines = table or LineListener(sys.stdout if as_json else sys.stderr, as_json)
+    metrics = Metrics() if config.metrics_port is not None else None
+    listener = _both(lines, metrics) if metrics else lines
+    with ExitStack() as stack:
+        if metrics and config.metrics_port is not None:
+            stack.callback(_serve(metrics, config.metrics_port, listener).close)
+        uploader = _uploader([root], config, listener)
+        if table is not None:
+            table.follow(uploader)
+            stack.enter_context(table)
+        on_turn = _each_turn(uploader, table.refresh if table else None, metrics)
+        _run_watch(uploader, listener, _all_over if exit_when_done else _never, on_turn, not no_events)
+    if isinstance(lines, LineListener):
+        lines.flush()
+    sys.exit(1 if uploader.failed or (exit_when_done and (uploader.spool.problems or uploader.found_damage)) else 0)
 
 
 @main.command()
@@ -89,15 +108,15 @@ def replay(paths: tuple[Path, ...], dry_run: bool, as_json: bool, **flags: Any) 
     """
     config = _config(flags)
     if dry_run:
-        _say_plan(list(paths), config)
+        _say_plan(list(paths), config, as_json)
         return
     lines = LineListener(sys.stdout if as_json else sys.stderr, as_json, quiet=not as_json)
     uploader = _uploader(list(paths), config, lines)
     with ReplayProgress(uploader, sys.stderr, plain=as_json) as progress:
-        stopped = run_watch(uploader, lines, progress.is_done, progress.refresh, use_events=False)
+        stopped = _run_watch(uploader, lines, progress.is_done, progress.refresh, False)
+    lines.flush()
     left = progress.left
-    if not as_json:
-        click.echo(progress.summary())
+    click.echo(orjson.dumps(progress.to_json()).decode() if as_json else progress.summary())
     for (project, run), sink in left:
         click.echo(f"{project}/{run} -> {sink}: {uploader.failed.get(((project, run), sink), 'not done')}", err=True)
     sys.exit(1 if left or stopped or uploader.spool.problems or uploader.found_damage else 0)
@@ -118,7 +137,10 @@ def status(root: Path, as_json: bool, **flags: Any) -> None:
     if as_json:
         click.echo(orjson.dumps(found.to_json(), option=orjson.OPT_INDENT_2).decode())
     else:
-        Console().print(status_table(found))
+        console = Console()
+        if not console.is_terminal:
+            console.width = 200
+        console.print(status_table(found))
     sys.exit(1 if found.damaged else 0)
 
 
@@ -145,7 +167,7 @@ def show(path: Path, keys: tuple[str, ...], name: str | None, follow: bool, as_j
             last = {key: points[-1] for key, points in merged.series().items() if not keys or key in keys}
             click.echo(orjson.dumps(last).decode())
         else:
-            console.print(metrics_table(merged, keys))
+            console.print(metrics_table(merged, keys, console.width))
         if not follow:
             return
         time.sleep(2.0)
@@ -209,15 +231,72 @@ def _uploader(paths: list[Path], config: UploaderConfig, listener: Listener) -> 
     return uploader
 
 
-def _say_plan(paths: list[Path], config: UploaderConfig) -> None:
-    found = read_status(paths, config.state, config.crashed_after_s)
+def _run_watch(
+    uploader: Uploader,
+    listener: Listener,
+    until: Callable[[Uploader, float], bool],
+    on_turn: Callable[[float], None],
+    use_events: bool,
+) -> str | None:
+    try:
+        return run_watch(uploader, listener, until, on_turn, use_events)
+    except Held as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _say_plan(paths: list[Path], config: UploaderConfig, as_json: bool) -> None:
+    try:
+        sinks = config.make_sinks()
+    except Misconfigured as error:
+        raise click.UsageError(str(error)) from None
+    wanted = partial(is_asked_for, projects=config.project, runs=config.run)
+    found = read_status(paths, config.state, config.crashed_after_s, wanted)
     for run in found.runs:
-        for spec in config.to:
-            held = next((s for s in run.sinks if s.sink == spec), None)
+        for sink in sinks:
+            name = f"{sink.kind}:{sink.target}".removesuffix(":")
+            held = next((s for s in run.sinks if s.sink == name), None)
             left = held.behind_bytes if held else run.size
-            click.echo(f"{run.project}/{run.run} ({run.state}, {run.records} records) -> {spec}: {left} bytes")
+            if as_json:
+                plan = {"project": run.project, "run": run.run, "name": run.name, "state": run.state}
+                click.echo(orjson.dumps({**plan, "records": run.records, "sink": name, "bytes": left}).decode())
+            else:
+                name_of_run = printable(label(run.project, run.run, run.name))
+                click.echo(f"{name_of_run} ({run.state}, {run.records} records) -> {name}: {size(left)} to upload")
     for problem in found.problems:
-        click.echo(problem, err=True)
+        click.echo(printable(problem), err=True)
+
+
+def _serve(metrics: Metrics, port: int, listener: Listener) -> MetricsServer:
+    try:
+        server = MetricsServer(metrics, port)
+    except OSError as error:
+        raise click.ClickException(f"--metrics-port {port}: {error.strerror}; choose another, or 0") from None
+    listener(ServingMetrics(f"http://127.0.0.1:{server.port}/metrics"))
+    return server
+
+
+def _both(one: Listener, other: Listener) -> Listener:
+    def listen(event: Event) -> None:
+        one(event)
+        other(event)
+
+    return listen
+
+
+def _each_turn(
+    uploader: Uploader, refresh: Callable[[float], None] | None, metrics: Metrics | None
+) -> Callable[[float], None]:
+    due = 0.0
+
+    def on_turn(now: float) -> None:
+        nonlocal due
+        if refresh is not None:
+            refresh(now)
+        if metrics is not None and now >= due:
+            due = now + 1.0
+            metrics.observe(uploader)
+
+    return on_turn
 
 
 def _all_over(uploader: Uploader, now: float) -> bool:
@@ -228,15 +307,3 @@ def _all_over(uploader: Uploader, now: float) -> bool:
 def _never(uploader: Uploader, now: float) -> bool:
     del uploader, now
     return False
-
-
-def _ignore(now: float) -> None:
-    del now
-
-
-class _Nothing:
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *args: object) -> None:
-        return None

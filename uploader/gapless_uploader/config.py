@@ -4,34 +4,42 @@
 to = ["wandb", "tensorboard:/logs/tb"]    # sinks, when no --to is given
 state = "/home/me/.local/state/gapless"   # the uploader's own progress
 workers = 4                               # steps of one sink that run at once
+call_timeout_s = 300                      # a call of a sink that takes longer no longer holds a worker
 on_rewind = "new-run"                     # new-run | keep-first | mark
 crashed_after_s = 300                     # a silent run without a finish has crashed after so long
 slow_scan_s = 60                          # the longest time between two looks at a quiet run
 project = ["grpo*"]                       # only these projects
 run = ["*"]                               # only these run ids
+rate = "200/min"                          # requests that each sink may send
+bandwidth = "1MB/s"                       # bytes that each sink may send
+metrics_port = 9464                       # Prometheus, on 127.0.0.1 alone
 adopt = ["RUN"]                           # append to this run at W&B, though no state of it is left
 new_id = { RUN = "ID" }                   # upload the run RUN to W&B under another id
 
-[sinks.tensorboard]                       # a sink's own options, by its kind
+[sinks.wandb]                             # a sink's own options, by its kind, and its own rate and bandwidth
+rate = "100/min"
 ```
 """
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from gapless_uploader.budget import Limits, parse_bandwidth, parse_rate
 from gapless_uploader.pipeline import REWINDS
 from gapless_uploader.sink import Misconfigured, Sink
 from gapless_uploader.sinks import make_sink
 from gapless_uploader.uploader import UploaderOptions, default_state_folder
 
 _LISTS = ("to", "project", "run", "adopt")
+_NUMBERS = ("workers", "call_timeout_s", "crashed_after_s", "slow_scan_s", "grace_s")
+_LIMITS = ("rate", "bandwidth")
 _IDENTIFIES = ("wandb",)
 """Sinks that know `adopt` and `new_id`."""
-_NUMBERS = ("workers", "crashed_after_s", "slow_scan_s", "grace_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +47,65 @@ class UploaderConfig:
     """Everything that a `gapless.toml` may say."""
 
     to: tuple[str, ...] = ()
+    """Sinks, `kind` or `kind:target`, when no --to is given."""
     state: Path = field(default_factory=default_state_folder)
+    """Folder of the uploader's own progress."""
     workers: int = 4
+    """Steps of one sink that run at once."""
+    call_timeout_s: float = 300.0
+    """A call of a sink that has not returned after so long no longer counts as one of its workers."""
     on_rewind: str = "new-run"
+    """What becomes of rows that were uploaded and rewound: new-run, keep-first or mark."""
     crashed_after_s: float = 300.0
+    """A silent run without a finish has crashed after so long, when its process cannot be looked at."""
     slow_scan_s: float = 60.0
+    """The longest time between two looks at a quiet run."""
     grace_s: float = 30.0
+    """How long NUL bytes inside a segment may be blocks that have not arrived."""
     project: tuple[str, ...] = ()
+    """Only projects that match one of these globs."""
     run: tuple[str, ...] = ()
+    """Only run ids that match one of these globs."""
+    rate: str | None = None
+    """Requests that each sink may send, as in 200/min; `[sinks.KIND]` may say another for one kind."""
+    bandwidth: str | None = None
+    """Bytes that each sink may send, as in 1MB/s; `[sinks.KIND]` may say another for one kind."""
+    metrics_port: int | None = None
+    """Serve Prometheus metrics on this port of 127.0.0.1."""
     adopt: tuple[str, ...] = ()
+    """Runs that are appended to at W&B though no state of them is left."""
     new_id: dict[str, str] = field(default_factory=dict)
+    """Run -> the id under which it is uploaded to W&B."""
     sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Options of each kind of sink: its own, and `rate` and `bandwidth`."""
 
     def __post_init__(self) -> None:
         if self.on_rewind not in REWINDS:
             raise Misconfigured(f"on_rewind is {self.on_rewind!r}; it may be {', '.join(REWINDS)}")
         for name in _NUMBERS:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise Misconfigured(f"{name} is {value!r}; it must be a number above 0")
         if type(self.workers) is not int:
             raise Misconfigured(f"workers is {self.workers!r}; it must be a whole number")
+        port = self.metrics_port
+        if port is not None and (type(port) is not int or not 0 <= port < 1 << 16):
+            raise Misconfigured(f"metrics_port is {port!r}; it must be a port")
+        self.limits("")
+        for kind in self.sinks:
+            try:
+                self.limits(kind)
+            except Misconfigured as error:
+                raise Misconfigured(f"[sinks.{kind}] {error}") from None
+
+    def limits(self, kind: str) -> Limits:
+        """What a sink of this kind may use."""
+        own = self.sinks.get(kind, {})
+        rate, bandwidth = (own.get(name, getattr(self, name)) for name in _LIMITS)
+        for name, value in (("rate", rate), ("bandwidth", bandwidth)):
+            if value is not None and not isinstance(value, str):
+                raise Misconfigured(f"{name} is {value!r}; it must be a text")
+        return Limits(parse_rate(rate) if rate else None, parse_bandwidth(bandwidth) if bandwidth else None)
 
     def options(self) -> UploaderOptions:
         """The options of the uploader itself."""
@@ -71,6 +117,8 @@ class UploaderConfig:
             projects=self.project,
             runs=self.run,
             slow_scan_s=self.slow_scan_s,
+            call_timeout_s=self.call_timeout_s,
+            budgets={kind: self.limits(kind) for kind in (spec.partition(":")[0] for spec in self.to)},
         )
 
     def make_sinks(self) -> list[Sink]:
@@ -79,10 +127,10 @@ class UploaderConfig:
             raise Misconfigured("no sink: say --to SINK, for example --to tensorboard:runs")
         if len(set(self.to)) != len(self.to):
             raise Misconfigured(f"one sink twice in {', '.join(self.to)}")
-        return [make_sink(spec, self._options_of(spec.partition(":")[0])) for spec in self.to]
+        return [make_sink(spec, self._own_options(spec.partition(":")[0])) for spec in self.to]
 
-    def _options_of(self, kind: str) -> dict[str, Any]:
-        options = dict(self.sinks.get(kind, {}))
+    def _own_options(self, kind: str) -> dict[str, Any]:
+        options = {key: value for key, value in self.sinks.get(kind, {}).items() if key not in _LIMITS}
         if kind in _IDENTIFIES:
             if self.adopt:
                 options["adopt"] = list(self.adopt)
@@ -123,12 +171,19 @@ def load_config(path: Path | None, **flags: Any) -> UploaderConfig:
         raise Misconfigured(f"{source}: sinks must be tables, [sinks.KIND]")
     try:
         config = UploaderConfig(**values)
-    except Misconfigured as error:
+    except (Misconfigured, TypeError) as error:
         raise Misconfigured(f"{source}: {error}") from None
     given = {key: value for key, value in flags.items() if value not in (None, ())}
+    for name in _LIMITS:
+        if name in given:  # a flag is above every table of the file
+            tables = {kind: {k: v for k, v in own.items() if k != name} for kind, own in config.sinks.items()}
+            config = replace(config, sinks=tables)
     if "new_id" in given:
         given["new_id"] = {**config.new_id, **_pairs(given["new_id"])}
-    return replace(config, **given)
+    try:
+        return replace(config, **given)
+    except Misconfigured as error:
+        raise Misconfigured(f"{error} (a flag or GAPLESS_*)") from None
 
 
 def _pairs(given: tuple[str, ...]) -> dict[str, str]:

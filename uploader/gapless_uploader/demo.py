@@ -91,7 +91,7 @@ def _show(console: Console, folder: Path, spool: Path, events: Path) -> None:
     run = find_run(found.runs, None)
     if run is not None:
         console.print()
-        console.print(metrics_table(merged_run(run)))
+        console.print(metrics_table(merged_run(run), width=console.width))
     console.print(f"\nspool             {spool}/   JSON lines: jq, pandas and DuckDB read them")
     console.print(f"TensorBoard files {events}/")
     console.print("\nnext:")

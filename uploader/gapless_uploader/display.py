@@ -1,104 +1,31 @@
-"""What a person sees in a terminal: the live table of `watch`, the progress of `replay`, the table of `status`."""
+"""What a person sees in a terminal: the progress of `replay`, the table of `status`."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from types import TracebackType
 from typing import TextIO
 
+from rich import box
 from rich.console import Console, Group
-from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from gapless_uploader.events import Event, RunFound, SinkFailed, StateChanged, Uploaded, describe, printable
-from gapless_uploader.spool import RunKey
-from gapless_uploader.status import Status
+from gapless_uploader.events import printable
+from gapless_uploader.ledger import Place
+from gapless_uploader.status import SinkStatus, Status
 from gapless_uploader.uploader import Uploader
+from gapless_uploader.wording import age, label, size
 
-_RECENT = 6
-_ROWS_SHOWN = 30
 PATIENCE_S = 600.0
-
-
-class LiveTable:
-    """Events as a table that is drawn again twice a second: runs, sinks, last step, rows, trouble."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live = Live(console=console, auto_refresh=False, transient=False)
-        self._places: dict[tuple[str, str], dict[str, object]] = {}
-        self._recent: deque[str] = deque(maxlen=_RECENT)
-        self._drawn = 0.0
-
-    @classmethod
-    def on(cls, stream: TextIO) -> LiveTable | None:
-        """A table on `stream`, or None when it is no terminal."""
-        return cls(Console(file=stream)) if stream.isatty() else None
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Uploaded):
-            place = self._place(event.run, event.sink)
-            place["step"] = event.step
-            place["rows"] = int(str(place.get("rows", 0))) + event.rows
-            place["at"] = time.monotonic()
-            place.pop("trouble", None)
-        elif isinstance(event, StateChanged):
-            self._place(event.run, event.sink)["state"] = event.state
-        elif isinstance(event, SinkFailed):
-            self._place(event.run, event.sink)["trouble"] = event.reason
-        if not isinstance(event, Uploaded | RunFound):
-            self._recent.append(f"{time.strftime('%H:%M:%S')} {describe(event)}")
-
-    def refresh(self, now: float) -> None:
-        """Draw again when it is time."""
-        if now - self._drawn >= 0.5:
-            self._drawn = now
-            self._live.update(self._draw(now), refresh=True)
-
-    def __enter__(self) -> LiveTable:
-        self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._live.update(self._draw(time.monotonic()), refresh=True)
-        self._live.stop()
-
-    def _place(self, run: str, sink: str) -> dict[str, object]:
-        return self._places.setdefault((run, sink), {"state": "running"})
-
-    def _draw(self, now: float) -> Group:
-        table = Table("run", "sink", "state", title="gapless watch", title_justify="left")
-        for name in ("step", "rows", "last row"):
-            table.add_column(name, justify="right")
-        table.add_column("trouble")
-        latest = sorted(self._places.items(), key=lambda item: -float(str(item[1].get("at", 0.0))))
-        for (run, sink), place in latest[:_ROWS_SHOWN]:
-            at = place.get("at")
-            age = f"{now - float(str(at)):.0f} s ago" if at is not None else ""
-            table.add_row(
-                Text(printable(run)),
-                Text(printable(sink.removesuffix(":"))),
-                str(place["state"]),
-                str(place.get("step", "")),
-                str(place.get("rows", 0)),
-                age,
-                Text(printable(str(place.get("trouble", "")))),
-            )
-        more = len(self._places) - _ROWS_SHOWN
-        lines = [Text(line) for line in self._recent]
-        if more > 0:
-            lines.insert(0, Text(f"and {more} more: gapless status shows all"))
-        return Group(table, *lines)
 
 
 class ReplayProgress:
     """A bar with bytes, rows, rate and what is left; also what decides that a replay is done."""
 
     def __init__(self, uploader: Uploader, stream: TextIO, plain: bool = False) -> None:
-        self.left: list[tuple[RunKey, str]] = []
+        self.left: list[Place] = []
         """Runs and sinks that could not be finished, once `is_done` said so."""
         self._uploader = uploader
         self._began = time.monotonic()
@@ -154,6 +81,25 @@ class ReplayProgress:
             self._task, total=total, completed=done, refresh=True, mb=done / 1e6, rows=rows, rate=rate
         )
 
+    def to_json(self) -> dict[str, object]:
+        """The end as JSON."""
+        total, done = self._uploader.bytes_total_and_done()
+        failed = self._uploader.failed
+        left = [
+            {"project": key[0], "run": key[1], "sink": sink, "reason": failed.get((key, sink), "not done")}
+            for key, sink in self.left
+        ]
+        seconds = round(time.monotonic() - self._began, 3)
+        rows = self._uploader.rows
+        return {
+            "event": "replayed",
+            "rows": rows,
+            "seconds": seconds,
+            "bytes": done,
+            "bytes_left": total - done,
+            "left": left,
+        }
+
     def summary(self) -> str:
         """One line for the end."""
         seconds = time.monotonic() - self._began
@@ -166,38 +112,50 @@ class ReplayProgress:
 
 
 def status_table(status: Status) -> Group:
-    """Runs x sinks as a table, notes and problems under it."""
-    table = Table("run", "state", title="gapless status", title_justify="left")
-    for name in ("attempts", "written", "step", "idle"):
-        table.add_column(name, justify="right")
-    table.add_column("sink")
-    for name in ("uploaded", "at step", "behind", "refused", "lost"):
-        table.add_column(name, justify="right")
-    notes: list[Text] = []
+    """Runs x sinks as a table that fits 100 columns; what is refused, lost or wrong is listed under it."""
+    table = Table(title="gapless status", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.padding = (0, 1, 0, 0)
+    table.add_column("run", overflow="fold", min_width=16, max_width=32)
+    table.add_column("state", no_wrap=True)
+    for name in ("records", "step", "idle"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("sink", overflow="fold", max_width=20)
+    for name in ("rows", "at step", "behind"):
+        table.add_column(name, justify="right", no_wrap=True)
+    notes: list[str] = []
     for run in status.runs:
-        step = "" if run.step is None else str(run.step)
-        first = [
-            f"{run.project}/{run.run}",
-            run.state,
-            str(run.attempts),
-            str(run.records),
-            step,
-            f"{run.idle_s:.0f} s",
-        ]
-        for sink in run.sinks or [None]:  # type: ignore[list-item]
-            cells = ["", "", "", "", "", ""]
-            if sink is not None:
-                at = "" if sink.step is None else str(sink.step)
-                behind = f"{sink.behind_bytes} B"
-                cells = [sink.sink, str(sink.uploaded), at, behind, str(sum(sink.refused.values())), str(sink.lost)]
-                notes.extend(
-                    Text(f"{run.project}/{run.run} -> {sink.sink}: {count} refused: {printable(reason)}")
-                    for reason, count in sink.refused.items()
-                )
-                if sink.trouble is not None:
-                    notes.append(Text(f"{run.project}/{run.run} -> {sink.sink}: {printable(sink.trouble)}"))
+        name = label(run.project, run.run, run.name)
+        first = [name, run.state, str(run.records), _number(run.step), age(run.idle_s)]
+        for sink in run.sinks:
+            cells = [sink.sink, str(sink.uploaded), _number(sink.step), size(sink.behind_bytes)]
             table.add_row(*[Text(printable(cell)) for cell in (*first, *cells)])
             first = [""] * len(first)
-        notes.extend(Text(f"{run.project}/{run.run}: {printable(note)}") for note in run.notes)
-    notes.extend(Text(printable(problem)) for problem in status.problems)
-    return Group(table, *notes)
+            notes.extend(f"{name} -> {sink.sink}: {note}" for note in _sink_notes(sink))
+        if not run.sinks:
+            table.add_row(*[Text(printable(cell)) for cell in (*first, "", "", "", size(run.size))])
+        if run.attempts > 1:
+            notes.append(f"{name}: {run.attempts} attempts")
+        notes.extend(f"{name}: {note}" for note in run.notes)
+    notes.extend(status.problems)
+    return Group(table, *[Text(printable(note)) for note in notes])
+
+
+def _sink_notes(sink: SinkStatus) -> list[str]:
+    notes = [f"{count} refused: {reason}" for reason, count in sink.refused.items()]
+    if sink.trouble is not None:
+        notes.append(sink.trouble)
+    if sink.check is not None:
+        notes.append(str(sink.check["text"]))
+    if sink.lost:
+        notes.append(f"{sink.lost} records are lost: their seq is missing in the spool")
+    if sink.damaged:
+        notes.append(f"{sink.damaged} damaged lines, kept as dead letters beside the state")
+    if sink.generation > 1:
+        notes.append(f"rewound after upload: it goes on as generation {sink.generation}")
+    if sink.superseded:
+        notes.append(f"{sink.superseded} records were superseded by a newer attempt")
+    return notes
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)

@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import TextIO
 
@@ -83,6 +84,32 @@ class RunParked(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class CallStuck(Event):
+    """A call of a sink has not returned; other runs go on, and its answer is taken if it comes."""
+
+    run: str
+    sink: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStuck(Event):
+    """So many calls of a sink have not returned that it gets no more until one does."""
+
+    sink: str
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetTooSmall(Event):
+    """The live runs' heartbeats alone need more requests than the sink's `rate` allows."""
+
+    sink: str
+    live_runs: int
+    carried: int
+
+
+@dataclass(frozen=True, slots=True)
 class RecordsRefused(Event):
     """A sink cannot hold some values; they stay in the spool."""
 
@@ -90,6 +117,16 @@ class RecordsRefused(Event):
     sink: str
     count: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunChecked(Event):
+    """An ended run was compared with what the tracker really holds."""
+
+    run: str
+    sink: str
+    complete: bool
+    result: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +157,24 @@ class StateProblem(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseSlow(Event):
+    """Why it takes a while to become this spool's only uploader."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class WatchingByScan(Event):
     """File events are not to be had here: the scan alone finds new rows."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServingMetrics(Event):
+    """Prometheus metrics are to be had here, from this host alone."""
+
+    url: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,27 +195,56 @@ Listener = Callable[[Event], None]
 _REPEAT_S = 30.0
 
 
+_GATHER_S = 5.0
+
+
 class LineListener:
-    """Events as plain or JSON lines. A repeated failure is said once, then every 30 s with its count."""
+    """Events as plain or JSON lines.
+
+    Rows are gathered per run and sink and said every 5 s at most; a repeated failure is said once, then every 30 s with
+    its count. `flush` says what was gathered. `quiet` leaves out what a progress bar shows.
+    """
 
     def __init__(self, stream: TextIO | None = None, as_json: bool = False, quiet: bool = False) -> None:
         self._stream = stream or sys.stderr
         self._json = as_json
         self._quiet = quiet
         self._last: dict[tuple[object, ...], tuple[float, int]] = {}
+        self._gathered: dict[tuple[str, str], Uploaded] = {}
+        self._flushed = time.monotonic() - _GATHER_S
 
     def __call__(self, event: Event) -> None:
-        if self._quiet and isinstance(event, Uploaded):
+        if isinstance(event, Uploaded):
+            held = self._gathered.get((event.run, event.sink))
+            rows = event.rows + (held.rows if held else 0)
+            self._gathered[(event.run, event.sink)] = Uploaded(event.run, event.sink, rows, event.step)
+            if time.monotonic() - self._flushed >= _GATHER_S:
+                self.flush()
             return
         times = self._times(event)
-        if times == 0:
+        if times == 0 or (self._quiet and isinstance(event, RunFound)):
             return
+        if not isinstance(event, SinkFailed):
+            self.flush()
+        self._say(event, times)
+
+    def flush(self) -> None:
+        """Say how many rows were uploaded since it was said last."""
+        self._flushed = time.monotonic()
+        gathered, self._gathered = self._gathered, {}
+        if not self._quiet:
+            for event in gathered.values():
+                self._say(event, 1)
+
+    def _say(self, event: Event, times: int) -> None:
         if self._json:
             line = orjson.dumps({"event": _name(event), **asdict(event), "times": times}).decode()
         else:
             line = f"{time.strftime('%H:%M:%S')} {describe(event)}" + (f" times={times}" if times > 1 else "")
-        self._stream.write(line + "\n")
-        self._stream.flush()
+        # Whoever read the lines may be gone, with the terminal or the pipe; the uploading goes on.
+        with suppress(OSError, ValueError):
+            self._stream.write(line + "\n")
+            self._stream.flush()
 
     def _times(self, event: Event) -> int:
         """How often it happened since it was last said; 0 to stay silent."""

@@ -14,6 +14,7 @@ Not thread safe.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,24 @@ class History:
         """Seqs missing below the newest one read, all attempts together; they may still come while an attempt lives."""
         return sum(last - first + 1 for a in self.attempts.values() for first, last in a.seen.holes())
 
+    def compact(self) -> dict[str, Any]:
+        """Per attempt what its rows are known by: enough to take back rows whose files are out of sight."""
+        return {
+            attempt_id: [asdict(a.header), a.steps.to_json(), a.first_step, a.mono, a.last_t, a.finished, a.exit_code]
+            for attempt_id, a in self.attempts.items()
+        }
+
+    def adopt(self, saved: dict[str, Any], seen: Mapping[str, Intervals]) -> None:
+        """Take from `compact` the attempts of which not everything could be read again."""
+        for attempt_id, (header, steps, first_step, mono, last_t, finished, exit_code) in saved.items():
+            if attempt_id not in seen:
+                continue
+            attempt = self.attempts.setdefault(attempt_id, _Attempt(Header(**header), seen[attempt_id]))
+            attempt.steps, attempt.first_step, attempt.mono = StepSet(steps), first_step, mono
+            attempt.last_t, attempt.finished, attempt.exit_code = last_t, finished, exit_code
+        self._limit()
+        self._top = max((a.steps.last for a in self.attempts.values()), default=-1)
+
     def to_json(self) -> dict[str, Any]:
         """What `restore` takes. NaN and infinities are in it: for Python's own json."""
         return {
@@ -265,14 +284,16 @@ class History:
         changed = tuple(key for key in after if key not in before or not same(before[key], after[key]))
         if not changed:
             return
+        added = tuple(key for key in changed if key not in before)
         last = self.operations[-1] if self.operations else None
         if isinstance(last, Row | Amend) and last.step == step:
             last.values, last.t, last.runtime = after, t, runtime
             if isinstance(last, Amend):
                 last.changed = tuple(dict.fromkeys((*last.changed, *changed)))
+                last.added = (*(last.added or ()), *added)
             made: Row | Amend = last
         else:
-            made = Amend(step, t, runtime, after, changed)
+            made = Amend(step, t, runtime, after, changed, added)
             self.operations.append(made)
         self._tip = (attempt.header.attempt_id, record.seq, made) if alone else None
         self._summarise(step, {key: after[key] for key in changed})
@@ -280,16 +301,20 @@ class History:
     def _parts_at(self, step: int) -> Iterable[tuple[Header, int, float, float, dict[str, Value]]]:
         """Every surviving record of `step` that was read, from the spool."""
         for attempt_id, attempt in self.attempts.items():
-            if step > attempt.limit or attempt_id not in self._paths:
+            if step > attempt.limit or step not in attempt.steps:
                 continue
             done: set[int] = set()
-            for record in attempt.index.records_at(step, self._paths[attempt_id]):
+            for record in attempt.index.records_at(step, self._paths.get(attempt_id, {})):
                 if record.seq in done or record.seq not in attempt.seen:
                     continue
                 done.add(record.seq)
                 values = self._values_of(record, self._paths[attempt_id])
                 if values:
                     yield attempt.header, record.seq, record.t, attempt.base + record.mono, values
+            if not done:
+                raise OSError(
+                    f"step {step} of attempt {attempt.header.attempt} cannot be read again: a segment is gone"
+                )
 
     def _values_of(self, record: Record, paths: Mapping[int, Path]) -> dict[str, Value]:
         if record.kind == "metrics":

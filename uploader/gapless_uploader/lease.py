@@ -1,21 +1,27 @@
 """One uploader per spool and state: a lock where locks work, a lease record with a heartbeat everywhere.
 
-The record tells a second uploader who holds the spool. Where the file system has no locks, the record alone decides: it
-is taken over when its holder is a dead process of this host and boot, or when it has not changed for `STALE_S` of the
-watcher's own clock, so clocks that differ do no harm. A holder that was paused looks at the record before it goes on.
+The record tells a second uploader who holds the spool. A lock decides between processes of one host; the record decides
+between hosts, and where the file system has no locks. It is taken over when its holder is a dead process of this host,
+or when it has not changed for `STALE_S` of the watcher's own clock, so clocks that differ do no harm. A holder that was
+paused looks at the record before its next request.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import math
 import os
 import socket
+import threading
 import time
 import uuid
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from queue import Empty, SimpleQueue
 
 import orjson
 from filelock import FileLock, Timeout
@@ -24,6 +30,10 @@ from gapless_uploader.state import replace_file
 
 HEARTBEAT_S = 10.0
 STALE_S = 60.0
+LOOK_S = 1.0
+"""How often the turn looks at the record."""
+LOCK_S = 10.0
+"""How long a lock may take to answer: on a network disk without its lock daemon it takes for ever."""
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, 524)
 
 
@@ -44,39 +54,58 @@ class _Holder:
 
 
 class Lease:
-    """The right to upload one spool with one state folder. Not thread safe."""
+    """The right to upload one spool with one state folder. Not thread safe, but for `check`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tell: Callable[[str], None] = lambda text: None) -> None:  # noqa: ARG005
+        """`tell` hears why `acquire` takes its time."""
         self._path = folder / "lease.json"
-        self._lock = FileLock(folder / "lock", timeout=0)
+        self._lock = FileLock(folder / "lock", timeout=0, thread_local=False)
+        self._tell = tell
         self._owner = uuid.uuid4().hex
         self._beat = 0
-        self._beaten = 0.0
+        self._beaten = -math.inf
+        self._looked = -math.inf
         self.without_locks = False
+        """The record alone decides: this file system has no locks, or does not answer."""
 
-    def acquire(self, sleep: Any = time.sleep) -> None:
-        """Hold the lease, or raise `Held`. Without locks it may watch another's record for `STALE_S`."""
+    def acquire(self, sleep: Callable[[float], None] = time.sleep, lock_s: float = LOCK_S) -> None:
+        """Hold the lease, or raise `Held`. It may watch the record of another host's uploader for `STALE_S`.
+
+        A lock that does not answer within `lock_s` counts as none. Raises OSError when the folder cannot be written.
+        """
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock.acquire()
-        except Timeout:
-            holder = self._read()
-            raise Held(_held_by(holder)) from None
-        except (OSError, NotImplementedError) as error:
-            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
-                raise
+        locked, error = self._try_lock(lock_s)
+        if isinstance(error, Timeout):
+            raise Held(_held_by(self._read()))
+        if error is not None and error.errno not in _NO_LOCKS:
+            raise error
+        holder = self._read()
+        if not locked:
             self.without_locks = True
-            self._wait_for_stale(sleep)
+            why = "does not answer" if error is None else f"has none ({error.strerror})"
+            self._tell(f"locks: the file system of {self._path.parent} {why}; the lease record alone decides")
+        # The lock proves that no process of this host is there; of other hosts it says nothing for sure.
+        if holder is not None and not (locked and is_alive(holder.host, holder.pid, holder.boot_id) is not None):
+            self._wait_for_stale(holder, sleep)
         self._write()
 
     def keep(self, now: float) -> None:
         """Beat when it is time, and raise `Held` when somebody else took the lease over."""
+        if now - self._looked >= LOOK_S:
+            self._looked = now
+            self.check()
+        if now - self._beaten >= HEARTBEAT_S:
+            # A disk that is full or away is no reason to end: the record is as old as the last beat that worked.
+            with suppress(OSError):
+                self._write()
+                self._beaten = now
+
+    def check(self) -> None:
+        """Raise `Held` when somebody else took the lease over. Any thread may call it, before each request."""
         holder = self._read()
         if holder is not None and holder.owner != self._owner:
+            self._looked = -math.inf
             raise Held(_held_by(holder))
-        if now - self._beaten >= HEARTBEAT_S:
-            self._beaten = now
-            self._write()
 
     def release(self) -> None:
         """Give the lease up. May be called twice."""
@@ -86,17 +115,42 @@ class Lease:
         if self._lock.is_locked:
             self._lock.release()
 
-    def _wait_for_stale(self, sleep: Any) -> None:
-        holder = self._read()
+    def _try_lock(self, lock_s: float) -> tuple[bool, OSError | None]:
+        """Whether the lock is held now, and else why not; (False, None) when it did not answer."""
+        answers: SimpleQueue[OSError | None] = SimpleQueue()
+
+        def lock() -> None:
+            try:
+                _probe(self._path.parent / "lock")
+                self._lock.acquire()
+            except OSError as error:  # Timeout is one
+                answers.put(error)
+            except NotImplementedError as error:
+                answers.put(OSError(errno.ENOSYS, str(error)))
+            else:
+                answers.put(None)
+
+        threading.Thread(target=lock, name="lease lock", daemon=True).start()
+        try:
+            error = answers.get(timeout=lock_s)
+        except Empty:
+            return False, None
+        return error is None, error
+
+    def _wait_for_stale(self, holder: _Holder, sleep: Callable[[float], None]) -> None:
+        """Return once the record's holder is surely gone; raise `Held` as soon as it beats."""
+        if _is_dead(holder):
+            return
+        self._tell(f"lease: {holder} may upload this spool; watching its record for {STALE_S:.0f} s at most")
         waited = 0.0
-        while holder is not None and not _is_dead(holder):
-            if waited >= STALE_S:
-                return
+        while waited < STALE_S:
             sleep(1.0)
             waited += 1.0
-            seen, holder = holder, self._read()
-            if holder is not None and holder != seen:
-                raise Held(_held_by(holder))
+            seen = self._read()
+            if seen is None or _is_dead(seen):
+                return
+            if seen != holder:
+                raise Held(_held_by(seen))
 
     def _read(self) -> _Holder | None:
         try:
@@ -145,6 +199,17 @@ def is_alive(host: str, pid: int, boot: str) -> bool | None:
     except PermissionError:
         return True
     return True
+
+
+def _probe(path: Path) -> None:
+    """Raise the OSError of a file system that knows no locks; libraries differ in what they make of it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return  # it knows them: somebody holds this one
+    finally:
+        os.close(fd)
 
 
 def _is_dead(holder: _Holder) -> bool:

@@ -75,6 +75,8 @@ class Amend:
     values: dict[str, Value]
     changed: tuple[str, ...]
     """The keys that are new or have another value than in the operation before."""
+    added: tuple[str, ...] | None = None
+    """Of those, the keys that no operation of this step had before; None when that is not known."""
 
 
 @dataclass(slots=True)

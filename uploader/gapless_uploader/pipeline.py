@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from gapless_schemas import Header
 from gapless_uploader.adapt import adapt
 from gapless_uploader.history import History
-from gapless_uploader.operations import Amend, Operation, Row, State, Superseded
+from gapless_uploader.intervals import Intervals
+from gapless_uploader.operations import Amend, Log, Operation, Row, State, Superseded
 from gapless_uploader.reader import Cursor, RunReader
 from gapless_uploader.rejoin import cursor_at
 from gapless_uploader.sink import (
@@ -38,10 +41,13 @@ from gapless_uploader.spool import RunKey
 from gapless_uploader.tail import Damage
 
 SNAPSHOT_BYTES = 16 << 20
+COMPACT_BYTES = 8 << 10
+"""A history's compact form is kept with the progress up to this size."""
 BACKOFF_FIRST_S = 1.0
 BACKOFF_CAP_S = 60.0
 PARKED_S = 300.0
 REWINDS = ("new-run", "keep-first", "mark")
+_MARK = "rewound-from-step:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +80,14 @@ class Outcome:
     new_state: str | None = None
     damage: list[tuple[str, Damage]] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
+    crashed: str | None = None
+    """What the sink raised though no sink may: the pipeline is of no use any more."""
+    num_bytes: int = 0
+    """Of spool that was read, for the sink's budget."""
     dead: list[tuple[Operation, str]] = field(default_factory=list)
     """Operations that the tracker rejected for good."""
+    check: dict[str, Any] | None = None
+    """What a sink found when it compared an ended run with the tracker: `ok`, and `text` for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +132,23 @@ class Pipeline:
         self._memo: Memo = dict(self.saved.get("memo", {}))
         self._generation: int = self.saved.get("generation", 1)
         self._acked_top: int = self.saved.get("top", -1)
-        self._batch_top = self._acked_top
-        """`_acked_top` when the batch at hand was made."""
+        self._batch_top: int = self.saved.get("batch_top", -1)
+        """`_acked_top` when the batch at hand was formed."""
         self._counts: Counter[str] = Counter(self.saved.get("counts", {}))
         self._refused: Counter[str] = Counter(self.saved.get("refused", {}))
         self._state: str | None = self.saved.get("state")
+        self._exit_code: int | None = self.saved.get("exit_code")
+        self._batch_state: list[Any] = self.saved.get("batch_state", [None, None])
+        """State and exit code that the tracker held when the batch at hand was formed."""
         self._since_snapshot = 0
         self._failures = 0
         self._slice = sink.capabilities.max_operations
         self._heartbeat_at = 0.0
-        self._flush_due = False
+        self._flush_due: bool = self.saved.get("flush", False)
+        self._rewound: int | None = None
+        """A step from which uploaded rows were rewound, until a fresh generation has begun."""
+        self._rewinds: list[list[int]] = self.saved.get("rewinds", [])
+        """[from, to] of the steps that were uploaded and rewound in this generation, where the tracker keeps them."""
         self._is_behind = False
         """The last reading left something for the next one."""
         self._looked_at: Mapping[str, Mapping[int, int]] | None = None
@@ -138,7 +157,7 @@ class Pipeline:
 
     def idle(self, files: Files) -> bool:
         """Whether a step would find nothing to do, known without reading anything."""
-        if self._pending or self._flush_due or self.saved.get("end"):
+        if self._pending or self._flush_due or self._rewound is not None or self.saved.get("end"):
             return False
         if self._looked_at is not None and files.sizes == self._looked_at:
             return not files.crashed or self._state in ("finished", "failed", "crashed")
@@ -217,6 +236,10 @@ class Pipeline:
 
     def _step(self, files: Files, now: float, outcome: Outcome) -> None:
         reader, history = self._load(files, now)
+        history.view.folder = _folder_of(files.paths)
+        if self._rewound is not None:
+            self._begin_generation(outcome)
+            return
         if not self._pending:
             self._read(reader, history, files, now, outcome)
             if self._reader is None:
@@ -224,10 +247,13 @@ class Pipeline:
         if self._pending:
             if not self._write(history, now, outcome):
                 return
-        elif self._flush_due and self._session is not None:
+        elif self._flush_due:
+            if self._session is None:
+                self._session = self.sink.open(self._view(history), self._memo)
             self._memo = self._session.flush()
             self._flush_due = False
-            outcome.progress = self._progress()
+            outcome.progress = self.saved = self._progress()
+            outcome.check = self._memo.get("check")
         elif self.heartbeat_due(now) and not files.crashed:
             self._heartbeat(history, now)
         if self._end is not None and not self._pending:
@@ -250,6 +276,7 @@ class Pipeline:
         for attempt_id, taken in reader.read(files.paths, files.sizes, now, can.max_bytes):
             history.feed(attempt_id, taken, files.paths)
             self._since_snapshot += taken.end - taken.start
+            outcome.num_bytes += taken.end - taken.start
             count += len(taken.records)
             if count >= can.max_operations:
                 break
@@ -257,9 +284,10 @@ class Pipeline:
         history.conclude(files.crashed)
         outcome.damage.extend(reader.take_damage())
         self._counts["damaged"] += len(outcome.damage)
+        self._batch_top, self._batch_state = self._acked_top, [self._state, self._exit_code]
         self._take_operations(history, outcome)
-        if self._reader is None:
-            return
+        if self._history is None:
+            return  # a fresh generation: everything is read again, from the beginning
         self._end = reader.cursor()
         outcome.more = count > 0
         self._looked_at = None
@@ -269,27 +297,27 @@ class Pipeline:
             self._looked_at = files.sizes
 
     def _take_operations(self, history: History, outcome: Outcome) -> None:
-        self._batch_top = self._acked_top
-        operations, refused, rewound = adapt(history.take(), self.sink.capabilities, self._acked_top)
+        operations, refused, rewound = adapt(history.take(), self.sink.capabilities, self._batch_top)
         if rewound is not None and self._options.on_rewind == "new-run":
-            self._begin_generation(rewound, outcome)
+            self._rewound = rewound
+            self._begin_generation(outcome)
             return
-        if rewound is not None and self._options.on_rewind == "keep-first":
-            kept = [
-                op
-                for op in operations
-                if not (isinstance(op, Row) and op.step is not None and op.step <= self._acked_top)
-            ]
+        if rewound is not None:
+            self._rewinds.append([rewound, self._batch_top])
+        if self._options.on_rewind == "keep-first" and self._rewinds:
             refused.extend(
-                Refusal(op.step, None, "a rewound step that was uploaded: the first one is kept")
+                Refusal(_step_of(op), None, "a rewound step that was uploaded: the first one is kept")
                 for op in operations
-                if isinstance(op, Row) and op.step is not None and op.step <= self._acked_top
+                if self._is_kept(op)
             )
-            operations = kept
-        if rewound is not None and self._options.on_rewind == "mark":
-            history.view.tags = [*history.view.tags, f"rewound-from-step:{rewound}"]
+            operations = [op for op in operations if not self._is_kept(op)]
         self._note_refused(refused, outcome)
         self._pending, self._done = operations, 0
+
+    def _is_kept(self, operation: Operation) -> bool:
+        """Whether the tracker's first row of this step stays, so that the operation is refused."""
+        step = _step_of(operation)
+        return any(first <= step <= last for first, last in self._rewinds)
 
     def _write(self, history: History, now: float, outcome: Outcome) -> bool:
         """Write one slice; False when the step ends here."""
@@ -326,6 +354,7 @@ class Pipeline:
                     self._acked_top = operation.step
             elif isinstance(operation, State):
                 outcome.new_state = self._state = operation.state
+                self._exit_code = operation.exit_code
                 self._flush_due = operation.state != "running"
         self._counts["rows"] += outcome.rows
         outcome.more = True
@@ -346,6 +375,8 @@ class Pipeline:
         outcome.progress["superseded"] = history.superseded
         outcome.progress["read"] = history.rows
         outcome.progress["t"] = history.last_t
+        compact = history.compact()
+        outcome.progress["attempts"] = compact if len(orjson.dumps(compact)) < COMPACT_BYTES else None
         self.saved = outcome.progress
         if self._since_snapshot >= SNAPSHOT_BYTES and self._save_snapshot is not None:
             self._since_snapshot = 0
@@ -366,24 +397,27 @@ class Pipeline:
         self._done += 1
         outcome.progress = self._progress()
 
-    def _begin_generation(self, rewound: int, outcome: Outcome) -> None:
-        """Leave the tracker run as it is, tagged, and send the whole corrected history to a fresh one."""
+    def _begin_generation(self, outcome: Outcome) -> None:
+        """Leave the tracker run as it is, tagged, and send the whole corrected history to a fresh one.
+
+        When the tracker does not answer, the next step tries again.
+        """
         old = self._view(self._history) if self._history else None
         # The operations at hand are of no use to either run: if saying so fails, they are read and made again.
         self._reader = self._history = None
         if old is not None:
+            fresh = f"{self.key[1]}-r{self._generation + 1}"
             if self._session is None:
                 self._session = self.sink.open(old, self._memo)
-            fresh = f"{self.key[1]}-r{self._generation + 1}"
             self._session.write(Batch([Superseded(fresh)], old))
         self._close_session()
         self._generation += 1
-        self._memo, self._acked_top, self._state = {}, -1, None
-        self._pending, self._done, self._end, self._since_snapshot = [], 0, None, 0
+        self._memo, self._acked_top, self._state, self._exit_code = {}, -1, None, None
+        self._pending, self._done, self._end, self._since_snapshot, self._rewinds = [], 0, None, 0, []
         self.saved = {**self.saved, "cursor": {}, "end": None}
         self._counts["rewinds"] += 1
         outcome.progress = self._progress()
-        outcome.progress["rewound_at"] = rewound
+        outcome.progress["rewound_at"], self._rewound = self._rewound, None
         outcome.more = True
 
     def _rejoin(self, found: Resume, files: Files, now: float, outcome: Outcome) -> None:
@@ -391,7 +425,8 @@ class Pipeline:
         self._close_session()
         self._reader = self._history = None
         self._pending, self._done, self._end, self._since_snapshot = [], 0, None, 0
-        self._memo, self._generation, self._state = found.memo, found.generation, None
+        self._memo, self._generation, self._state, self._exit_code = found.memo, found.generation, None, None
+        self._batch_state = [None, None]
         self._acked_top = self._batch_top = found.place.top
         try:
             cursor = cursor_at(files.paths, found.place.at, now)
@@ -424,16 +459,20 @@ class Pipeline:
             if cursor:
                 self._read_up_to(reader, history, files, now, cursor)
                 history.operations.clear()
+                self._adopt_missing(reader, history, cursor)
                 reader = self._reader_at(cursor, history, files)
+            state, exit_code = self._batch_state if self.saved.get("end") else (self._state, self._exit_code)
+            history.view.state, history.view.exit_code = state or "running", exit_code
             end = self.saved.get("end")
             if end:
                 self._read_up_to(reader, history, files, now, end)
-                refused, top = self._refused.copy(), self._acked_top
-                self._acked_top = self.saved.get("batch_top", top)
+                if _missing(reader, end):
+                    raise Retryable("a batch that was being sent cannot be read again: its segments are out of sight")
+                refused = self._refused.copy()
                 self._take_operations(history, Outcome())
                 self._refused = refused
                 done = min(self.saved.get("done", 0), len(self._pending))
-                self._acked_top = max(top, *(_step_of(operation) for operation in self._pending[:done]), -1)
+                self._acked_top = max(self._acked_top, *(_step_of(operation) for operation in self._pending[:done]), -1)
                 self._pending, self._done = self._pending[done:], done
                 self._uncertain = self._intent_saved = True
                 reader = self._reader_at(end, history, files)
@@ -443,6 +482,16 @@ class Pipeline:
                     self._end, self._done, self._uncertain, self._intent_saved = None, 0, False, False
             self._reader, self._history = reader, history
         return self._reader, self._history
+
+    def _adopt_missing(self, reader: RunReader, history: History, cursor: dict[str, Any]) -> None:
+        """Attempts whose files are not all here any more are taken from the progress."""
+        missing = _missing(reader, cursor)
+        if not missing:
+            return
+        saved = self.saved.get("attempts")
+        if saved is None:
+            raise Retryable(f"{len(missing)} attempts that were uploaded before cannot be read again: files are gone")
+        history.adopt(saved, missing)
 
     def _reader_at(self, cursor: dict[str, Any], history: History, files: Files) -> RunReader:
         """A reader at exactly `cursor`, which the history shares."""
@@ -470,6 +519,9 @@ class Pipeline:
         missing = [header for name, header in files.headers.items() if name not in history.attempts]
         if not new and not missing:
             return
+        for header in new:
+            if header.attempt_id in history.attempts:
+                history.attempts[header.attempt_id].seen = reader.attempts[header.attempt_id].seen
         for header in missing:
             first_step = reader.first_step(header.attempt_id, files.paths, now)
             history.meet(header, reader.attempts[header.attempt_id].seen, first_step)
@@ -480,6 +532,9 @@ class Pipeline:
     def _view(self, history: History) -> RunView:
         view = history.view
         view.generation = self._generation
+        if self._options.on_rewind == "mark":
+            given = [tag for tag in view.tags if not tag.startswith(_MARK)]
+            view.tags = given + [f"{_MARK}{first}" for first, _ in self._rewinds]
         return view
 
     def _place(self) -> Place:
@@ -505,6 +560,10 @@ class Pipeline:
             "counts": dict(self._counts),
             "refused": dict(self._refused),
             "state": self._state,
+            "exit_code": self._exit_code,
+            "batch_state": self._batch_state,
+            "rewinds": self._rewinds,
+            "flush": self._flush_due,
         }
 
     def _note_refused(self, refused: list[Refusal], outcome: Outcome) -> None:
@@ -524,6 +583,16 @@ class Pipeline:
             self._session = None
 
 
+def _missing(reader: RunReader, cursor: dict[str, Any]) -> dict[str, Intervals]:
+    """Attempts of which not all could be read that `cursor` says was read -> their seqs."""
+    seen = reader.seen()
+    return {
+        name: Intervals(at["seen"])
+        for name, at in cursor.items()
+        if at["seen"] != (seen[name].to_json() if name in seen else [])
+    }
+
+
 def _idle(cursor: dict[str, Any] | None, sizes: Mapping[int, int]) -> bool:
     if cursor is None:
         return not sizes
@@ -539,8 +608,12 @@ def _step_of(operation: Operation) -> int:
     return operation.step if isinstance(operation, Row | Amend) and operation.step is not None else -1
 
 
+def _folder_of(paths: Mapping[str, Mapping[int, Path]]) -> Path | None:
+    return next((path.parent for found in paths.values() for path in found.values()), None)
+
+
 def _has_rows(operations: list[Operation]) -> bool:
-    return any(isinstance(operation, Row | Amend) for operation in operations)
+    return any(isinstance(operation, Row | Amend | Log) for operation in operations)
 
 
 def _os_error(error: OSError) -> str:

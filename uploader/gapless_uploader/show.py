@@ -14,22 +14,23 @@ from gapless_uploader.replay import MergedRun
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-def metrics_table(run: MergedRun, keys: Sequence[str] = (), width: int = 32) -> Table:
-    """A table of the run's numbers: key, curve, last value, lowest, highest, steps."""
+def metrics_table(run: MergedRun, keys: Sequence[str] = (), width: int = 80) -> Table:
+    """A table of the run's numbers, `width` columns wide: key, curve, last value, lowest, highest, last step."""
     view = run.view
     title = f"{printable(view.project)}/{printable(view.name or view.run_id)}: {view.state}"
     table = Table(title=title, title_justify="left")
-    for name, justify in (("metric", "left"), ("curve", "left"), ("last", "right"), ("min", "right"), ("max", "right")):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("step", justify="right")
-    for key, points in sorted(run.series().items()):
-        if keys and key not in keys:
-            continue
+    for name in ("metric", "curve"):
+        table.add_column(name, no_wrap=True)
+    for name in ("last", "min", "max", "step"):
+        table.add_column(name, justify="right")
+    shown = {key: points for key, points in sorted(run.series().items()) if not keys or key in keys}
+    curve = min(60, max(8, width - max((len(key) for key in shown), default=0) - 50))
+    for key, points in shown.items():
         values = [value for _, value in points]
         finite = [value for value in values if isfinite(value)]
         lowest, highest = (f"{min(finite):.4g}", f"{max(finite):.4g}") if finite else ("", "")
         table.add_row(
-            Text(printable(key)), sparkline(values, width), f"{values[-1]:.5g}", lowest, highest, str(points[-1][0])
+            Text(printable(key)), sparkline(values, curve), f"{values[-1]:.5g}", lowest, highest, str(points[-1][0])
         )
     return table
 

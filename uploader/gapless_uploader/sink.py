@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from gapless_uploader.operations import Operation, Value
@@ -97,8 +98,9 @@ class Capabilities:
     """`heartbeat` is called this often while the training lives."""
     interval_s: float = 0.0
     """While a run is live and all that is there was sent, the next batch waits so long."""
-    settles_intents: bool = False
-    """`Batch.uncertain` matters: the batch's end is made durable before it is written, and it comes again whole."""
+    settles_intents: bool = True
+    """The batch's end is made durable before it is written; after a crash or a lost answer the same batch comes again,
+    whole, as `Batch.uncertain`. False only where `open` takes the tracker back to exactly what the memo describes."""
     max_operations: int = 5_000
     max_bytes: int = 4 << 20
     """Of spool read for one batch."""
@@ -131,6 +133,8 @@ class RunView:
     runtime: float = 0.0
     generation: int = 1
     """Counts the fresh tracker runs that rewinds of uploaded rows made."""
+    folder: Path | None = None
+    """The run's folder in the spool, to be read only; None for a run that comes from elsewhere."""
 
     @property
     def tracker_id(self) -> str:

@@ -1,25 +1,42 @@
 """What lies under a spool's folders: runs, their attempts and segments, and what is wrong with them.
 
-The scan is the truth; file events only say where to look first. Folders are listed when their mtime changed or was
-fresh, and every `FULL_SCAN_S` in any case; the newest segment of a run is looked at often while it grows and ever more
-rarely when it does not. Media folders are never listed, links never followed.
+The scan is the truth; file events only say where to look first. A look costs little, and what is quiet is looked at
+ever more rarely:
+
+1. A folder is listed when its mtime changed or is fresh, and now and then in any case; else only the newest segments of
+   its writers are looked at, since nothing else grows.
+2. A run is looked at after `QUICK_S` while it grows, then ever more rarely, up to `slow_s`.
+3. Folders that hold no run themselves, and runs that are over (`retire`), are spread so that they cost so many looks a
+   second at most, however many there are. A new attempt of a retired run makes it active again.
+
+Media folders are never listed, links never followed. Paths are not trusted: `header` says whose a segment is.
 """
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import stat
+import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from zlib import crc32
 
 from gapless_schemas import Header, SegmentName
+from gapless_uploader.agenda import Agenda
 from gapless_uploader.attempt import read_header
 
 QUICK_S = 1.0
 SLOW_S = 60.0
-FULL_SCAN_S = 60.0
+LIST_S = 60.0
+"""A folder is listed again after so long, whatever its mtime says; later when it holds very many entries."""
+LOOKS_PER_S = 20.0
+"""Of folders without runs, and of retired runs: each kind together."""
 _MAX_DEPTH = 12
+_FRESH_NS = 3_000_000_000
+_GONE = (errno.ENOENT, errno.ENOTDIR)
 
 RunKey = tuple[str, str]
 """(project, run id), the true names."""
@@ -58,6 +75,11 @@ class SpoolRun:
         return {attempt: {i: s.size for i, s in found.items()} for attempt, found in self.segments.items()}
 
     @property
+    def size(self) -> int:
+        """Bytes of all its segments."""
+        return sum(s.size for found in self.segments.values() for s in found.values())
+
+    @property
     def newest_mtime(self) -> float:
         """Unix seconds at which a segment last grew."""
         return max((s.mtime for found in self.segments.values() for s in found.values()), default=0.0)
@@ -66,12 +88,14 @@ class SpoolRun:
 @dataclass(slots=True)
 class _Folder:
     path: Path
+    depth: int
     mtime_ns: int = -1
-    listed: float = -1e18
-    due: float = -1e18
+    listed: float = -math.inf
+    entries: int = 0
     interval_s: float = QUICK_S
     segments: dict[str, Segment] = field(default_factory=dict)
-    folders: set[str] = field(default_factory=set)
+    folders: frozenset[str] = frozenset()
+    retired: bool = False
 
 
 class Spool:
@@ -83,111 +107,174 @@ class Spool:
         self.runs: dict[RunKey, SpoolRun] = {}
         self.problems: dict[Path, str] = {}
         """What is named like a segment and is none, or cannot be read: path -> reason."""
-        self._folders: dict[Path, _Folder] = {}
+        self.unhinted: set[Path] = set()
+        """Segments that the last scan found grown though no event had named them."""
+        self.num_looks = 0
+        """Folders and segments that were looked at, since the start: what a scan costs a disk."""
         self._slow_s = slow_s
+        self._agenda: Agenda[Path] = Agenda()
+        self._folders: dict[Path, _Folder] = {}
         self._hints: set[Path] = set()
-        self._next_full = -1e18
+        self._num_retired = 0
+        self._num_bare = 0
+        """Folders that hold no segment."""
+        for path in self.paths:
+            self._add(path, 0, -math.inf)
 
     def hint(self, path: Path) -> None:
-        """An event named this path: its folder is looked at in the next scan."""
+        """An event named this segment or folder: it is looked at in the next scan."""
         self._hints.add(path)
 
     def scan(self, now: float) -> set[RunKey]:
         """Look where something is due; the runs that are new, grew, shrank or went. `now` is monotonic seconds."""
         changed: set[RunKey] = set()
-        full = now >= self._next_full
-        if full:
-            self._next_full = now + FULL_SCAN_S
-        for path in self.paths:
-            if SegmentName.parse(path.name) is not None:
-                self._scan_single(path, changed)
-            else:
-                self._scan_folder(path, now, full, 0, changed)
-        self._hints.clear()
+        self.unhinted.clear()
+        hints, self._hints = self._hints, set()
+        for path in hints:
+            self._follow(path, now, changed)
+        while (due := self._agenda.pop(now)) is not None:
+            folder = self._folders.get(due)
+            if folder is not None:
+                grown = self._look(folder, now, False, changed)
+                self.unhinted.update(grown)
+                self._plan(folder, now, bool(grown))
         return changed
 
     def next_due(self) -> float:
-        """When the next folder is due, monotonic seconds."""
-        return min((folder.due for folder in self._folders.values()), default=-1e18)
+        """When the next folder is due, monotonic seconds; infinity when nothing is."""
+        return -math.inf if self._hints else self._agenda.next_due()
 
-    def _scan_single(self, path: Path, changed: set[RunKey]) -> None:
-        folder = self._folders.setdefault(path, _Folder(path))
+    def retire(self, key: RunKey) -> None:
+        """Everybody is done with this run: look at it rarely until it changes."""
+        for path in self.runs[key].folders:
+            folder = self._folders.get(path)
+            if folder is not None and not folder.retired and path not in self.paths:
+                folder.retired = True
+                self._num_retired += 1
+
+    # where to look, and when
+
+    def _follow(self, path: Path, now: float, changed: set[RunKey]) -> None:
+        """Look at what an event named, or at the nearest folder known above it."""
+        folder = self._folders.get(path.parent)
+        if folder is not None and path.name in folder.segments and path not in self._folders:
+            grown = self._stat_segment(folder, path.name, changed)
+        else:
+            # A new segment seldom comes alone: attempts that are there together are met together.
+            above = path
+            while above not in self._folders:
+                if above.parent == above:
+                    return
+                if above.name == "media" and path != above:
+                    return
+                path, above = above, above.parent
+            folder = self._folders[above]
+            grown = bool(self._look(folder, now, True, changed))
+        self._plan(folder, now, grown)
+
+    def _add(self, path: Path, depth: int, due: float) -> None:
+        if path not in self._folders:
+            self._folders[path] = _Folder(path, depth)
+            self._num_bare += 1
+            self._agenda.set(path, due)
+
+    def _plan(self, folder: _Folder, now: float, grew: bool) -> None:
+        if folder.path not in self._folders:
+            return
+        if grew:
+            folder.interval_s = QUICK_S
+            if folder.retired:
+                folder.retired = False
+                self._num_retired -= 1
+        elif folder.retired:
+            folder.interval_s = max(self._slow_s, self._num_retired / LOOKS_PER_S)
+        elif folder.segments:
+            folder.interval_s = min(folder.interval_s * 1.5, self._slow_s)
+        elif folder.depth == 0:
+            folder.interval_s = QUICK_S
+        else:
+            folder.interval_s = max(QUICK_S, self._num_bare / LOOKS_PER_S)
+        due = now + folder.interval_s
+        if folder.interval_s >= 4 * QUICK_S:
+            # Spread, so that a thousand runs found together do not come due together; then whole seconds, so that
+            # they do not wake the loop a thousand times.
+            due -= folder.interval_s * (crc32(os.fsencode(folder.path)) % 1024) / 4096
+            due = math.ceil(due)
+        self._agenda.set(folder.path, due)
+
+    # looking
+
+    def _look(self, folder: _Folder, now: float, thorough: bool, changed: set[RunKey]) -> list[Path]:
+        """Look at one folder; the segments that grew."""
+        if folder.depth == 0 and SegmentName.parse(folder.path.name) is not None:
+            return [folder.path] if self._stat_segment(folder, folder.path.name, changed) else []
+        self.num_looks += 1
+        try:
+            mtime_ns = folder.path.stat(follow_symlinks=False).st_mtime_ns
+            rare = now - folder.listed >= max(LIST_S, folder.entries / 100)
+            if thorough or rare or mtime_ns != folder.mtime_ns or abs(time.time_ns() - mtime_ns) < _FRESH_NS:
+                return self._list(folder, mtime_ns, now, changed)
+        except OSError as error:
+            self._gone(folder, error, changed)
+            return []
+        return self._stat_growing(folder, changed)
+
+    def _list(self, folder: _Folder, mtime_ns: int, now: float, changed: set[RunKey]) -> list[Path]:
+        segments: list[str] = []
+        folders: list[str] = []
+        entries = 0
+        with os.scandir(folder.path) as listing:
+            for entry in listing:
+                entries += 1
+                name = entry.name
+                if name.endswith(".jsonl") and SegmentName.parse(name) is not None:
+                    segments.append(name)
+                elif name[0] != "." and entry.is_dir(follow_symlinks=False):
+                    folders.append(name)
+        folder.mtime_ns, folder.listed, folder.entries = mtime_ns, now, entries
+        self.problems.pop(folder.path, None)
+        grown = [folder.path / name for name in sorted(segments) if self._stat_segment(folder, name, changed)]
+        for name in set(folder.segments).difference(segments):
+            self._forget(folder, name, changed)
+        if segments and "media" in folders:
+            folders.remove("media")
+        for name in folder.folders.difference(folders):
+            self._drop(folder.path / name, changed)
+        folder.folders = frozenset(folders)
+        if folder.depth < _MAX_DEPTH:
+            for name in sorted(folders):
+                self._add(folder.path / name, folder.depth + 1, now)
+        return grown
+
+    def _stat_growing(self, folder: _Folder, changed: set[RunKey]) -> list[Path]:
+        """Only a writer's newest segment grows, or one that a network disk shows late: look at the last two."""
+        newest: dict[str, tuple[int, str, list[str]]] = {}
+        for name in folder.segments:
+            parts = SegmentName.parse(name)
+            if parts is None:
+                continue
+            attempt = (parts.attempt, parts.short_id)
+            held = newest.get(parts.writer)
+            if held is None or attempt > held[:2]:
+                newest[parts.writer] = (*attempt, [name])
+            elif attempt == held[:2]:
+                held[2].append(name)
+        names = [name for *_, found in newest.values() for name in sorted(found)[-2:]]
+        return [folder.path / name for name in names if self._stat_segment(folder, name, changed)]
+
+    def _stat_segment(self, folder: _Folder, name: str, changed: set[RunKey]) -> bool:
+        """Take note of a segment; whether it is new or has another size."""
+        path = folder.path if folder.path.name == name else folder.path / name
+        self.num_looks += 1
         try:
             found = path.lstat()
         except OSError as error:
-            self.problems[path] = f"read {path}: {error.strerror}"
-            return
-        self._note_segment(folder, path.name, path, found, changed)
-
-    def _scan_folder(self, path: Path, now: float, full: bool, depth: int, changed: set[RunKey]) -> None:
-        folder = self._folders.setdefault(path, _Folder(path))
-        hinted = path in self._hints or any(hint.parent == path for hint in self._hints)
-        if full or hinted or now >= folder.due:
-            grew = self._look(folder, now, full or hinted, changed)
-            if grew or not folder.segments:
-                folder.interval_s = QUICK_S
-            else:
-                folder.interval_s = min(folder.interval_s * 1.5, self._slow_s)
-            folder.due = now + folder.interval_s
-        if depth < _MAX_DEPTH and not folder.segments:
-            for name in sorted(folder.folders):
-                self._scan_folder(path / name, now, full, depth + 1, changed)
-
-    def _look(self, folder: _Folder, now: float, full: bool, changed: set[RunKey]) -> bool:
-        try:
-            mtime_ns = folder.path.stat().st_mtime_ns
-        except OSError as error:
-            self._gone(folder, error, changed)
+            if name in folder.segments:
+                self._forget(folder, name, changed)
+            if path in self.paths:
+                self.problems[path] = f"read {path}: {error.strerror}"
             return False
-        fresh = abs(time.time_ns() - mtime_ns) < 3_000_000_000
-        if full or fresh or mtime_ns != folder.mtime_ns:
-            return self._list(folder, mtime_ns, now, changed)
-        return self._stat_growing(folder, changed)
-
-    def _list(self, folder: _Folder, mtime_ns: int, now: float, changed: set[RunKey]) -> bool:
-        try:
-            entries = list(os.scandir(folder.path))
-        except OSError as error:
-            self._gone(folder, error, changed)
-            return False
-        folder.mtime_ns, folder.listed = mtime_ns, now
-        self.problems.pop(folder.path, None)
-        names = set()
-        folders = set()
-        grew = False
-        for entry in entries:
-            if SegmentName.parse(entry.name) is not None:
-                names.add(entry.name)
-                try:
-                    found = entry.stat(follow_symlinks=False)
-                except OSError:
-                    continue
-                grew |= self._note_segment(folder, entry.name, Path(entry.path), found, changed)
-            elif entry.name != "media" and not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
-                folders.add(entry.name)
-        for name in set(folder.segments) - names:
-            self._forget(folder, name, changed)
-        folder.folders = folders
-        return grew
-
-    def _stat_growing(self, folder: _Folder, changed: set[RunKey]) -> bool:
-        """Only a writer's newest segment grows, or one that a network disk shows late: look at the last two."""
-        newest: dict[tuple[str, int, str], list[str]] = {}
-        for name in folder.segments:
-            parts = SegmentName.parse(name)
-            if parts is not None:
-                newest.setdefault((parts.writer, parts.attempt, parts.short_id), []).append(name)
-        grew = False
-        for names in newest.values():
-            for name in sorted(names)[-2:]:
-                path = folder.path / name
-                try:
-                    found = path.lstat()
-                except OSError:
-                    self._forget(folder, name, changed)
-                    continue
-                grew |= self._note_segment(folder, name, path, found, changed)
-        return grew
+        return self._note_segment(folder, name, path, found, changed)
 
     def _note_segment(
         self, folder: _Folder, name: str, path: Path, found: os.stat_result, changed: set[RunKey]
@@ -199,6 +286,8 @@ class Spool:
         if known is not None and known.size == found.st_size and known.header is not None:
             known.mtime = found.st_mtime
             return False
+        if not folder.segments:
+            self._num_bare -= 1
         segment = known or Segment(path, found.st_size, found.st_mtime)
         grew = known is None or known.size != found.st_size
         segment.size, segment.mtime = found.st_size, found.st_mtime
@@ -227,7 +316,17 @@ class Spool:
                 self.problems[path] = f"{path} has no header yet ({segment.size} bytes): 0 records"
                 return
             self.problems.pop(path, None)
+            # A hundred thousand runs name few projects, hosts and boots.
+            header = replace(
+                header,
+                project=sys.intern(header.project),
+                writer=sys.intern(header.writer),
+                host=sys.intern(header.host),
+                boot_id=sys.intern(header.boot_id),
+            )
         segment.header = header
+
+    # what was found
 
     def _run(self, key: RunKey) -> SpoolRun:
         run = self.runs.get(key)
@@ -257,6 +356,8 @@ class Spool:
 
     def _forget(self, folder: _Folder, name: str, changed: set[RunKey]) -> None:
         segment = folder.segments.pop(name)
+        if not folder.segments:
+            self._num_bare += 1
         self.problems.pop(segment.path, None)
         if segment.header is None:
             return
@@ -268,16 +369,34 @@ class Spool:
             held = found.get(segment.header.segment)
             if held is not None and held.path == segment.path:
                 del found[segment.header.segment]
+        for copy in [self._folders[path].segments.get(name) for path in run.folders if path in self._folders]:
+            if copy is not None and copy.header is not None:
+                self._file(copy, copy.header)
 
     def _gone(self, folder: _Folder, error: OSError, changed: set[RunKey]) -> None:
-        for name in list(folder.segments):
-            self._forget(folder, name, changed)
-        folder.folders = set()
-        folder.mtime_ns = -1
-        if folder.path in self.paths:
+        """A folder that cannot be looked at: what was in it is out of sight, and comes back with it."""
+        self._empty(folder, changed)
+        if folder.depth == 0 or error.errno not in _GONE:
             self.problems[folder.path] = f"read {folder.path}: {error.strerror}"
         else:
-            self.problems.pop(folder.path, None)
+            self._drop(folder.path, changed)
+
+    def _empty(self, folder: _Folder, changed: set[RunKey]) -> None:
+        for name in list(folder.segments):
+            self._forget(folder, name, changed)
+        for name in folder.folders:
+            self._drop(folder.path / name, changed)
+        folder.folders, folder.mtime_ns = frozenset(), -1
+
+    def _drop(self, path: Path, changed: set[RunKey]) -> None:
+        folder = self._folders.pop(path, None)
+        if folder is None:
+            return
+        self._empty(folder, changed)
+        self._agenda.drop(path)
+        self._num_bare -= 1
+        self._num_retired -= folder.retired
+        self.problems.pop(path, None)
 
 
 def _header_from_names(path: Path, name: str) -> Header:

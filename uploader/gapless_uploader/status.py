@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +13,7 @@ from gapless_schemas import Damaged, Header, decode
 from gapless_uploader.lease import is_alive
 from gapless_uploader.merge import attempt_order, writer_order
 from gapless_uploader.reader import RunReader
+from gapless_uploader.run_name import name_in
 from gapless_uploader.spool import Spool, SpoolRun
 from gapless_uploader.state import State
 from gapless_uploader.tail import SegmentFile
@@ -39,6 +40,8 @@ class SinkStatus:
     lost: int
     trouble: str | None = None
     """Why it does not go on, and what the way out is."""
+    check: dict[str, Any] | None = None
+    """What a comparison of the ended run with the tracker found: `ok`, and `text` for a person."""
 
 
 @dataclass(slots=True)
@@ -47,6 +50,8 @@ class RunStatus:
 
     project: str
     run: str
+    name: str | None
+    """What `init` was given, in the newest attempt of the main writer."""
     state: str
     attempts: int
     records: int
@@ -73,11 +78,18 @@ class Status:
     @property
     def damaged(self) -> bool:
         """Whether something is lost, damaged or unreadable."""
-        return bool(self.problems) or any(s.damaged or s.lost for run in self.runs for s in run.sinks)
+        return bool(self.problems) or any(
+            s.damaged or s.lost or (s.check is not None and not s.check["ok"]) for run in self.runs for s in run.sinks
+        )
 
 
-def read_status(paths: Iterable[Path], state_folder: Path, crashed_after_s: float = 300.0) -> Status:
-    """The status of every run under `paths`. Raises nothing that a damaged spool can cause."""
+def read_status(
+    paths: Iterable[Path],
+    state_folder: Path,
+    crashed_after_s: float = 300.0,
+    wanted: Callable[[SpoolRun], bool] = lambda run: True,  # noqa: ARG005
+) -> Status:
+    """The status of every `wanted` run under `paths`. Raises nothing that a damaged spool can cause."""
     spool = Spool(list(paths))
     spool.scan(time.monotonic())
     state = State(state_folder, spool.paths)
@@ -85,7 +97,7 @@ def read_status(paths: Iterable[Path], state_folder: Path, crashed_after_s: floa
     by_run: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for (project, run, _), progress in state.progress.items():
         by_run.setdefault((project, run), []).append(progress)
-    runs = [_run(run, by_run.get(key, []), crashed_after_s) for key, run in sorted(spool.runs.items())]
+    runs = [_run(run, by_run.get(key, []), crashed_after_s) for key, run in sorted(spool.runs.items()) if wanted(run)]
     problems = [f"{reason}" for _, reason in sorted(spool.problems.items())]
     return Status(runs, problems)
 
@@ -105,6 +117,7 @@ def _run(run: SpoolRun, progress: list[dict[str, Any]], crashed_after_s: float) 
     status = RunStatus(
         project=run.key[0],
         run=run.key[1],
+        name=name_in(run),
         state=_state(run, ends, idle_s, crashed_after_s),
         attempts=len(run.attempts),
         records=records,
@@ -134,6 +147,7 @@ def _sink(run: SpoolRun, progress: dict[str, Any]) -> SinkStatus:
         damaged=progress.get("counts", {}).get("damaged", 0),
         lost=progress.get("lost", 0),
         trouble=progress.get("trouble"),
+        check=progress.get("memo", {}).get("check"),
     )
 
 

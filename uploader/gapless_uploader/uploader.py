@@ -2,9 +2,10 @@
 
 1. `turn(now)` scans where something is due, collects what workers finished, commits all their progress with one sync,
    and hands out the next steps, one run after the other.
-2. A step of a pipeline (run, sink) runs in a bounded pool. A sink that is slow, dead or hanging keeps its own steps
-   waiting and nobody else's: each sink has its own share of the workers.
-3. A position moves only when the state has it on disk.
+2. A step of a pipeline (run, sink) runs in a worker of its sink's lane. A sink that is slow, dead or hanging keeps its
+   own steps waiting and nobody else's.
+3. A position moves only when the state has it on disk. While the state cannot be written, what was acknowledged is
+   kept and committed again, and its run waits.
 
 `turn` never sleeps and is called from one thread; the loop around it is `watch.py`.
 """
@@ -14,26 +15,33 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gapless_uploader import events
+from gapless_uploader.budget import Budget, Limits, live_runs_carried
 from gapless_uploader.events import Event
-from gapless_uploader.lease import Lease, is_alive
-from gapless_uploader.operations import Amend, Row
+from gapless_uploader.lane import Lane
+from gapless_uploader.lease import Held, Lease, is_alive
+from gapless_uploader.ledger import Ledger, Place, name_of
 from gapless_uploader.pipeline import Files, Outcome, Pipeline, PipelineOptions
 from gapless_uploader.reader import RunReader
+from gapless_uploader.run_name import is_asked_for
 from gapless_uploader.sink import Sink
 from gapless_uploader.spool import RunKey, Spool, SpoolRun
 from gapless_uploader.state import State
+from gapless_uploader.workers import CALL_TIMEOUT_S
 
 CRASHED_AFTER_S = 300.0
 WRITERS_S = 5.0
 """How often the writers of live runs are looked at."""
+_HEARTBEATS_S = 1.0
+_COMMIT_AGAIN_S = 5.0
+STOP_S = 5.0
+_STOP_PATIENCE_S = 2.0
+"""At the end a call that has not returned for so long does not keep the others from closing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,10 @@ class UploaderOptions:
     """Only run ids or names that match one of these globs; empty means all."""
     slow_scan_s: float = 60.0
     """The longest time between two looks at a quiet run."""
+    call_timeout_s: float = CALL_TIMEOUT_S
+    """A call of a sink that has not returned after so long no longer counts as one of its workers."""
+    budgets: Mapping[str, Limits] = field(default_factory=dict)
+    """Kind of sink -> what it may use."""
 
 
 class Inline(Executor):
@@ -80,41 +92,57 @@ class Uploader:
         executor: Executor | None = None,
         jitter: Callable[[], float] = random.random,
         wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock` tells the time that `turn` is called with, in seconds."""
         self.options = options or UploaderOptions()
         self.spool = Spool(list(paths), self.options.slow_scan_s)
         self.sinks = {f"{sink.kind}:{sink.target}": sink for sink in sinks}
         self.state = State(state_folder, self.spool.paths, lambda path, why: listener(events.StateProblem(path, why)))
-        self.lease = Lease(self.state.folder)
-        self.rows = 0
-        """Rows acknowledged since the start, all sinks together."""
-        self.failed: dict[tuple[RunKey, str], str] = {}
-        """(run, sink) -> why it is behind or parked."""
-        self.parked: set[tuple[RunKey, str]] = set()
-        """Of those, the ones that wait for somebody to act."""
+        self.lease = Lease(self.state.folder, lambda why: listener(events.LeaseSlow(why)))
+        self.ledger = Ledger(self.state, listener)
         self._listen = listener
         self._jitter = jitter
         self._wall = wall
-        self._pools = {
-            name: executor or ThreadPoolExecutor(self.options.workers, thread_name_prefix=f"sink {name}")
-            for name in self.sinks
-        }
-        self._pipelines: dict[tuple[RunKey, str], Pipeline] = {}
-        self._queues: dict[str, deque[RunKey]] = {name: deque() for name in self.sinks}
-        self._queued: set[tuple[RunKey, str]] = set()
-        self._busy: dict[tuple[RunKey, str], Future[Outcome]] = {}
-        self._waiting: dict[tuple[RunKey, str], float] = {}
-        self._sink_not_before: dict[str, float] = {}
+        self.lanes = {name: self._lane(sink, executor, clock) for name, sink in self.sinks.items()}
         self._announced_problems: dict[Path, str] = {}
         self._known: set[RunKey] = set()
+        self._asked: dict[RunKey, bool] = {}
         self._writers_due = 0.0
-        self._rejected = 0
-        self._letters: set[tuple[str, int, int]] = set()
+        self._heartbeats_due = 0.0
+        self._uncommitted: list[tuple[Lane, RunKey, Outcome]] = []
+        self._commit_not_before = 0.0
+        self._too_small: dict[str, int] = {}
+        self._stuck: set[str] = set()
+        self._lag: dict[Place, int] = {}
+        self._lag_unknown: set[Place] = set()
+        self._lost_lease = False
+        self._stopped = False
+
+    @property
+    def rows(self) -> int:
+        """Rows acknowledged since the start, all sinks together."""
+        return self.ledger.rows
+
+    @property
+    def failed(self) -> dict[Place, str]:
+        """(run, sink) -> why it is behind or parked."""
+        return self.ledger.failed
+
+    @property
+    def parked(self) -> set[Place]:
+        """Of those, the ones that wait for somebody to act."""
+        return self.ledger.parked
 
     @property
     def found_damage(self) -> bool:
         """Whether a record was found damaged or rejected since the start."""
-        return bool(self._letters) or self._rejected > 0
+        return self.ledger.found_damage
+
+    @property
+    def num_runs(self) -> int:
+        """Runs that were found and are wanted."""
+        return len(self._known)
 
     def start(self) -> None:
         """Take the lease and read the state. Raises `Held` and OSError."""
@@ -127,232 +155,282 @@ class Uploader:
 
     def turn(self, now: float) -> bool:
         """Do what is due at `now`, monotonic seconds; whether anything is on its way. Raises `Held` and OSError."""
-        self.lease.keep(now)
-        for key in self.spool.scan(now):
+        try:
+            self.lease.keep(now)
+        except Held:
+            self._lost_lease = True
+            raise
+        for key in sorted(self.spool.scan(now)):
             self._note(key)
         self._tell_problems()
         self._collect(now)
         self._wake(now)
+        self._look_at_stuck(now)
         self._hand_out(now)
         if self._collect(now):
             self._hand_out(now)
-        return bool(self._busy) or any(self._queues.values())
+        return any(lane.busy for lane in self.lanes.values())
 
     def next_due(self, now: float) -> float:
         """Seconds until the next turn has something to do, if no event comes."""
-        due = [self.spool.next_due(), *self._waiting.values()]
+        due = [self.spool.next_due(), *(lane.next_due() for lane in self.lanes.values())]
+        if self._uncommitted:
+            due.append(self._commit_not_before)
         return max(0.0, min(due) - now)
 
-    def behind(self) -> list[tuple[RunKey, str]]:
+    def behind(self) -> list[Place]:
         """Runs and sinks with something left to do, parked and failing ones included."""
         left = []
-        for (key, name), pipeline in self._pipelines.items():
-            run = self.spool.runs.get(key)
-            failing = (key, name) in self._busy or (key, name) in self.failed
-            if run is not None and (failing or not pipeline.idle(self._files(run))):
-                left.append((key, name))
+        for name, lane in self.lanes.items():
+            for key, pipeline in lane.pipelines.items():
+                run = self.spool.runs.get(key)
+                failing = key in lane.workers or (key, name) in self.failed
+                if run is not None and (failing or not pipeline.idle(self._files(run))):
+                    left.append((key, name))
         return left
 
     def is_over(self) -> bool:
         """Whether every run that was seen has ended, and every sink knows all of it."""
-        return bool(self._known) and not self._pipelines
+        return bool(self._known) and not any(lane.pipelines for lane in self.lanes.values())
+
+    def lag(self) -> Mapping[Place, int]:
+        """(run, sink) -> bytes of the spool that the sink has not acknowledged yet, torn tails included."""
+        for key, name in self._lag_unknown:
+            run = self.spool.runs[key]
+            if key not in self.lanes[name].pipelines:
+                self._lag.pop((key, name), None)
+                continue
+            cursor = self.state.progress.get((*key, name), {}).get("cursor", {})
+            reader = RunReader(cursor)
+            reader.meet({n: h for n, h in run.attempts.items() if n in cursor})
+            self._lag[(key, name)] = reader.behind(run.sizes())
+        self._lag_unknown.clear()
+        return self._lag
 
     def bytes_total_and_done(self) -> tuple[int, int]:
         """Bytes of the wanted runs times sinks, and how many of them are uploaded."""
-        total = left = 0
-        for key in self._known:
-            run = self.spool.runs[key]
-            sizes = run.sizes()
-            for name in self.sinks:
-                cursor = self.state.progress.get((*key, name), {}).get("cursor", {})
-                reader = RunReader(cursor)
-                reader.meet({n: h for n, h in run.attempts.items() if n in cursor})
-                total += sum(size for found in sizes.values() for size in found.values())
-                left += reader.behind(sizes)
-        return total, total - left
+        total = sum(self.spool.runs[key].size for key in self._known) * len(self.lanes)
+        return total, total - sum(self.lag().values())
 
-    def stop(self, timeout_s: float = 10.0) -> None:
-        """Wait for steps on their way, settle and close every session. Never longer than `timeout_s` or so."""
-        deadline = time.monotonic() + timeout_s
-        while self._busy and time.monotonic() < deadline:
-            self._collect(time.monotonic())
-            time.sleep(0.01)
-        progress = []
-        for place, pipeline in self._pipelines.items():
-            if place in self._busy:
-                continue
-            try:
-                saved = pipeline.close()
-            except Exception as error:  # noqa: BLE001 - whatever a vendor raises at the end, the others are closed
-                self._listen(events.SinkFailed(_name(place[0]), place[1], str(error), 0.0))
-            else:
-                if saved is not None:
-                    progress.append(saved)
-        self.state.commit(progress)
+    def stop(self, timeout_s: float = STOP_S) -> None:
+        """Settle and close every session, and give the lease up; never much longer than `timeout_s`.
+
+        What hangs is left behind: its rows are offered again by the next uploader. An uploader that lost its lease
+        sends and commits nothing more. May be called twice.
+        """
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._lost_lease:
+            self._listen(events.Stopped(self.rows))
+            return
+        began = time.monotonic()
+        for lane in self.lanes.values():
+            if lane.budget is not None:
+                lane.budget.close()
+        closed: set[tuple[str, RunKey]] = set()
+        while (now := time.monotonic()) - began < timeout_s:
+            self._collect(now, again=False)
+            for lane in self.lanes.values():
+                lane.workers.overdue(now, _STOP_PATIENCE_S)
+                self._close_some(lane, now, closed)
+            if not any(len(lane.workers) for lane in self.lanes.values()):
+                break
+            time.sleep(0.005)
+        self._collect(time.monotonic() + _COMMIT_AGAIN_S, again=False)
         self.state.close()
-        for pool in self._pools.values():
-            pool.shutdown(wait=False, cancel_futures=True)
+        for lane in self.lanes.values():
+            lane.workers.shutdown()
         self.lease.release()
         self._listen(events.Stopped(self.rows))
 
     # a turn's parts
 
+    def _lane(self, sink: Sink, executor: Executor | None, clock: Callable[[], float]) -> Lane:
+        limits = self.options.budgets.get(sink.kind)
+        budget = Budget(limits, clock) if limits is not None and limits != Limits() else None
+        return Lane(sink, self.options.workers, self.options.call_timeout_s, budget, executor)
+
     def _note(self, key: RunKey) -> None:
         run = self.spool.runs[key]
         if not self._wanted(run):
             return
+        files = self._files(run)
+        for lane in self.lanes.values():
+            if key not in lane.pipelines:
+                self._make(lane, key)
+            self._lag_unknown.add((key, lane.name))
+            if not self._drop_if_settled(lane, key, files):
+                lane.enqueue(key)
         if key not in self._known:
             self._known.add(key)
-            self._listen(events.RunFound(_name(key)))
-        for name in self.sinks:
-            self._enqueue(key, name)
+            if any(key in lane.pipelines for lane in self.lanes.values()):
+                self._listen(events.RunFound(name_of(key)))
 
     def _wanted(self, run: SpoolRun) -> bool:
-        project, run_id = run.key
-        options = self.options
-        return (
-            run.unsupported is None
-            and (not options.projects or any(fnmatchcase(project, glob) for glob in options.projects))
-            and (not options.runs or any(fnmatchcase(run_id, glob) for glob in options.runs))
-        )
-
-    def _enqueue(self, key: RunKey, name: str) -> None:
-        if (key, name) not in self._queued and (key, name) not in self._busy:
-            self._queued.add((key, name))
-            self._queues[name].append(key)
+        asked = self._asked.get(run.key)
+        if asked is None:
+            asked = self._asked[run.key] = is_asked_for(run, self.options.projects, self.options.runs)
+        return asked and run.unsupported is None
 
     def _wake(self, now: float) -> None:
-        """Steps whose back-off is over, heartbeats that are due, runs whose writer went."""
-        for place, due in list(self._waiting.items()):
-            if now >= due:
-                del self._waiting[place]
-                self._enqueue(*place)
+        """Steps whose wait is over, heartbeats that are due, runs whose writer went."""
         look_at_writers = now >= self._writers_due
+        look_at_heartbeats = now >= self._heartbeats_due
+        for lane in self.lanes.values():
+            lane.wake(now)
+            if look_at_heartbeats:
+                for key, pipeline in lane.pipelines.items():
+                    if pipeline.heartbeat_due(now):
+                        lane.enqueue(key, urgent=True)
+            if look_at_writers:
+                self._look_at_writers(lane)
+                self._look_at_budget(lane)
         if look_at_writers:
             self._writers_due = now + WRITERS_S
-        for (key, name), pipeline in self._pipelines.items():
-            if pipeline.heartbeat_due(now):
-                self._enqueue(key, name)
-            elif look_at_writers:
-                run = self.spool.runs.get(key)
-                if run is not None and self._is_crashed(run):
-                    self._enqueue(key, name)
+        if look_at_heartbeats:
+            self._heartbeats_due = now + _HEARTBEATS_S
+
+    def _look_at_writers(self, lane: Lane) -> None:
+        for key in lane.pipelines:
+            run = self.spool.runs.get(key)
+            if run is not None and self._is_crashed(run):
+                lane.enqueue(key)
+
+    def _look_at_budget(self, lane: Lane) -> None:
+        if lane.budget is None:
+            return
+        live = len(lane.pipelines)
+        carried = live_runs_carried(lane.budget.limits, lane.sink.capabilities.heartbeat_s)
+        if carried is None or live <= carried:
+            self._too_small.pop(lane.name, None)
+        elif live > self._too_small.get(lane.name, 0):
+            self._too_small[lane.name] = live
+            self._listen(events.BudgetTooSmall(lane.name, live, carried))
+
+    def _look_at_stuck(self, now: float) -> None:
+        for name, lane in self.lanes.items():
+            for key in lane.workers.overdue(now):
+                self.failed[(key, name)] = f"no answer for {lane.workers.call_timeout_s:.0f} s"
+                self._listen(events.CallStuck(name_of(key), name, lane.workers.call_timeout_s))
+            if lane.workers.parked:
+                for key in lane.pipelines:
+                    self.failed.setdefault((key, name), f"{lane.workers.stuck} calls of the sink have no answer")
+                if name not in self._stuck:
+                    self._stuck.add(name)
+                    self._listen(events.SinkStuck(name, lane.workers.stuck))
+            elif name in self._stuck:
+                self._stuck.discard(name)
+                for key in lane.pipelines:
+                    if key not in lane.workers:
+                        self.failed.pop((key, name), None)
+                        lane.enqueue(key)
 
     def _hand_out(self, now: float) -> None:
-        for name, queue in self._queues.items():
-            running = sum(1 for _, busy in self._busy if busy == name)
-            for _ in range(len(queue)):
-                if running >= self.options.workers:
+        if self._uncommitted:
+            return  # the state cannot be written: whatever a sink acknowledged now could come twice
+        for lane in self.lanes.values():
+            for _ in range(len(lane.pipelines) + 1):
+                key = lane.next_key(now)
+                if key is None:
                     break
-                key = queue.popleft()
-                self._queued.discard((key, name))
-                running += self._start_step(key, name, now)
+                self._start_step(lane, key, now)
 
-    def _start_step(self, key: RunKey, name: str, now: float) -> bool:
-        place = (key, name)
+    def _start_step(self, lane: Lane, key: RunKey, now: float) -> None:
         run = self.spool.runs.get(key)
-        if run is None or place in self._busy:
-            return False
-        pipeline = self._pipelines.get(place) or self._make(key, name)
-        not_before = max(pipeline.not_before, self._sink_not_before.get(name, 0.0))
+        if run is None:
+            return
+        pipeline = lane.pipelines.get(key) or self._make(lane, key)
+        not_before = max(pipeline.not_before, lane.not_before)
         if now < not_before:
-            self._waiting[place] = not_before
-            return False
+            lane.wait(key, not_before)
+            return
         files = self._files(run)
-        if pipeline.settled(files):
-            pipeline.close()
-            del self._pipelines[place]
-            return False
-        if pipeline.idle(files) and not pipeline.heartbeat_due(now):
-            return False
-        self._busy[place] = self._pools[name].submit(pipeline.step, files, now)
-        return True
+        if self._drop_if_settled(lane, key, files) or (pipeline.idle(files) and not pipeline.heartbeat_due(now)):
+            return
+        lane.start(key, files, now, self.lease.check)
 
-    def _make(self, key: RunKey, name: str) -> Pipeline:
-        full = (*key, name)
+    def _make(self, lane: Lane, key: RunKey) -> Pipeline:
+        full = (*key, lane.name)
         pipeline = Pipeline(
             key,
-            self.sinks[name],
+            lane.sink,
             self.state.progress.get(full),
             snapshot=lambda: self.state.load_snapshot(full),
             save_snapshot=lambda snapshot: self.state.save_snapshot(full, snapshot),
             options=PipelineOptions(self.options.on_rewind, self.options.grace_s),
             jitter=self._jitter,
         )
-        self._pipelines[(key, name)] = pipeline
+        lane.pipelines[key] = pipeline
         return pipeline
 
-    def _collect(self, now: float) -> bool:
-        finished = [(place, future) for place, future in self._busy.items() if future.done()]
-        if not finished:
+    def _collect(self, now: float, again: bool = True) -> bool:
+        """Take what workers finished, commit it, tell it; `again` queues runs that have more to do."""
+        for lane in self.lanes.values():
+            self._uncommitted.extend((lane, key, outcome) for key, outcome in lane.workers.take())
+        if not self._uncommitted or now < self._commit_not_before:
             return False
-        outcomes = [(place, future.result()) for place, future in finished]
-        self.state.commit(outcome.progress for _, outcome in outcomes if outcome.progress is not None)
-        for place, outcome in outcomes:
-            del self._busy[place]
-            self._tell(place, outcome, now)
+        try:
+            self.state.commit(outcome.progress for *_, outcome in self._uncommitted if outcome.progress is not None)
+        except OSError as error:
+            self._commit_not_before = now + _COMMIT_AGAIN_S
+            self._listen(events.StateProblem(str(self.state.folder), f"{error.strerror or error}: not saved yet"))
+            return False
+        outcomes, self._uncommitted = self._uncommitted, []
+        for lane, key, outcome in outcomes:
+            self._lag_unknown.add((key, lane.name))
+            self._settle(lane, key, outcome, now)
+            run = self.spool.runs.get(key)
+            if not again or outcome.crashed is not None or run is None:
+                continue
+            files = self._files(run)
             if outcome.more or outcome.new_state:
-                self._enqueue(*place)
+                lane.enqueue(key)
+            elif not self._drop_if_settled(lane, key, files):
+                waits = outcome.retry_in_s is not None or outcome.look_again_s is not None
+                if not waits and not lane.pipelines[key].idle(files):
+                    lane.enqueue(key)  # what the scan saw while the step ran was not there when it began
         return True
 
-    def _tell(self, place: tuple[RunKey, str], outcome: Outcome, now: float) -> None:
-        key, sink = place
-        run = _name(key)
-        self._letter(key, outcome)
-        if outcome.rows:
-            self.rows += outcome.rows
-            step = outcome.progress.get("top") if outcome.progress else None
-            self._listen(events.Uploaded(run, sink, outcome.rows, step))
-        if outcome.new_state:
-            self._listen(events.StateChanged(run, sink, outcome.new_state))
-        reasons: dict[str, int] = {}
-        for refusal in outcome.refused:
-            reasons[refusal.reason] = reasons.get(refusal.reason, 0) + 1
-        for reason, count in reasons.items():
-            self._listen(events.RecordsRefused(run, sink, count, reason))
-        if outcome.failed is not None:
-            self.failed[place] = outcome.failed
-            self._listen(events.SinkFailed(run, sink, outcome.failed, round(outcome.retry_in_s or 0.0, 2)))
-        elif outcome.parked is not None:
-            self.failed[place] = outcome.parked
-            self.parked.add(place)
-            if outcome.parked_sink:
-                self._sink_not_before[sink] = now + (outcome.retry_in_s or 0.0)
-            self._listen(events.RunParked(run, sink, outcome.parked))
-        else:
-            self.failed.pop(place, None)
-            self.parked.discard(place)
-            if outcome.recovered_after:
-                self._listen(events.SinkRecovered(run, sink, outcome.recovered_after))
-        wait = outcome.retry_in_s if outcome.retry_in_s is not None else outcome.look_again_s
-        if wait is not None:
-            self._waiting[place] = now + wait
+    def _drop_if_settled(self, lane: Lane, key: RunKey, files: Files) -> bool:
+        """A run that is over and wholly uploaded costs nothing from then on."""
+        if key in lane.workers or not lane.pipelines[key].settled(files):
+            return False
+        try:
+            lane.drop(key)
+        except Exception as error:  # noqa: BLE001 - the run is over and all of it acknowledged, whatever its close says
+            self._listen(events.SinkFailed(name_of(key), lane.name, str(error), 0.0))
+        self._lag_unknown.add((key, lane.name))
+        if not any(key in other.pipelines for other in self.lanes.values()):
+            self.spool.retire(key)
+        return True
 
-    def _letter(self, key: RunKey, outcome: Outcome) -> None:
-        for attempt_id, damage in outcome.damage:
-            at = (attempt_id, damage.segment, damage.offset)
-            if at in self._letters:
-                continue  # another sink read it too
-            self._letters.add(at)
-            self.state.dead_letter(
-                key,
-                {
-                    "attempt_id": attempt_id,
-                    "segment": damage.segment,
-                    "offset": damage.offset,
-                    "length": damage.length,
-                    "reason": damage.reason,
-                    "bytes": damage.sample.decode("utf-8", "backslashreplace"),
-                },
+    def _close_some(self, lane: Lane, now: float, closed: set[tuple[str, RunKey]]) -> None:
+        for key, pipeline in lane.pipelines.items():
+            if not lane.workers.has_room:
+                return
+            if key not in lane.workers and (lane.name, key) not in closed:
+                closed.add((lane.name, key))
+                lane.workers.start(key, now, _close, pipeline)
+
+    def _settle(self, lane: Lane, key: RunKey, outcome: Outcome, now: float) -> None:
+        """What a step's outcome means for the next one."""
+        wait = outcome.retry_in_s if outcome.retry_in_s is not None else outcome.look_again_s
+        if outcome.crashed is not None:
+            wait = outcome.retry_in_s = lane.crashed(key)
+            self._make(lane, key)
+        elif outcome.failed is None and outcome.parked is None:
+            lane.succeeded(key)
+        if outcome.parked_sink:
+            lane.not_before = now + (outcome.retry_in_s or 0.0)
+        if wait is not None:
+            lane.wait(key, now + wait)
+        try:
+            self.ledger.note(key, lane.name, outcome)
+        except OSError as error:
+            self._listen(
+                events.StateProblem(str(self.state.folder), f"a dead letter is lost: {error.strerror or error}")
             )
-            segment = f"{attempt_id[:8]}-{damage.segment:06d}"
-            self._listen(events.DamageFound(_name(key), segment, damage.offset, damage.length, damage.reason))
-        self._rejected += len(outcome.dead)
-        for operation, reason in outcome.dead:
-            line: dict[str, object] = {"reason": reason, "operation": type(operation).__name__}
-            if isinstance(operation, Row | Amend):
-                line["step"], line["keys"] = operation.step, list(operation.values)
-            self.state.dead_letter(key, line)
 
     def _tell_problems(self) -> None:
         for path, reason in self.spool.problems.items():
@@ -374,8 +452,11 @@ class Uploader:
         return self._wall() - run.newest_mtime > self.options.crashed_after_s
 
 
-def _name(key: RunKey) -> str:
-    return f"{key[0]}/{key[1]}"
+def _close(pipeline: Pipeline) -> Outcome:
+    try:
+        return Outcome(progress=pipeline.close())
+    except Exception as error:  # noqa: BLE001 - whatever a vendor raises at the end, the others are closed
+        return Outcome(failed=f"close: {error}", retry_in_s=0.0)
 
 
 def default_state_folder() -> Path:

@@ -5,18 +5,29 @@ Others bring theirs by the entry point group `gapless.sinks`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Any
 
 from gapless_uploader.sink import Misconfigured, Sink
 
 SINKS = {
+    "clearml": "gapless_uploader.sinks.clearml:ClearmlSink",
     "console": "gapless_uploader.sinks.console:ConsoleSink",
     "file": "gapless_uploader.sinks.file:FileSink",
+    "mlflow": "gapless_uploader.sinks.mlflow:MlflowSink",
     "memory": "gapless_uploader.sinks.memory:MemorySink",
+    "prometheus": "gapless_uploader.sinks.prometheus:PrometheusSink",
+    "rl_insight": "gapless_uploader.sinks.rl_insight:RlInsightSink",
+    "spool": "gapless_uploader.sinks.spool:SpoolSink",
+    "swanlab": "gapless_uploader.sinks.swanlab:SwanlabSink",
     "tensorboard": "gapless_uploader.sinks.tensorboard:TensorboardSink",
     "wandb": "gapless_uploader.sinks.wandb:WandbSink",
+    "trackio": "gapless_uploader.sinks.trackio:TrackioSink",
+    "vemlp_wandb": "gapless_uploader.sinks.vemlp_wandb:VemlpWandbSink",
 }
 
 
@@ -39,6 +50,40 @@ def make_sink(spec: str, options: dict[str, Any] | None = None) -> Sink:
     except TypeError as error:
         raise Misconfigured(f"sink {kind!r}: {error}") from None
     return sink
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One kind of sink as `gapless sinks` shows it."""
+
+    kind: str
+    source: str
+    """`module:class`; of another distribution when it came by an entry point."""
+    ready: bool
+    hint: str
+    """What is missing and the line that installs it; empty when nothing is."""
+    exactly_once: str
+    """The sink's own word on how a row arrives once."""
+
+
+def list_sinks() -> Iterator[Listing]:
+    """Every kind that is installed, ready or not. Imports no tracker's package."""
+    for kind, source in sorted(known_sinks().items()):
+        module, _, name = source.partition(":")
+        try:
+            made = getattr(import_module(module), name)
+            promise = made.capabilities.exactly_once
+        except (ImportError, AttributeError) as error:
+            yield Listing(kind, source, False, f"cannot be loaded: {error}", "")
+            continue
+        package = getattr(made, "needs", None)
+        missing = package is not None and find_spec(package) is None
+        hint = ""
+        if missing:
+            hint = f"{package} is not installed"
+            if kind in SINKS and kind != "vemlp_wandb":
+                hint += f": pip install 'gapless[{kind.replace('_', '-')}]'"
+        yield Listing(kind, source, not missing, hint, promise)
 
 
 def need(kind: str, module: str) -> Any:

@@ -1,22 +1,25 @@
 """Values of a row as TensorBoard's own protocol buffers: one `Summary.Value` a key, one `Event` a row.
 
-Scalars are 64-bit tensors of the scalars plugin (`simple_value`, which most writers use, holds 32 bits and would
-round a token count). `single=True` writes `simple_value` all the same, for readers that know nothing else.
+Scalars are `simple_value`s of 32 bits, which is all that every reader takes: TensorBoard 2.21's own fast loader, its
+default, drops 64-bit tensors unseen. `double=True` writes those, for `tensorboard --load_fast=false` and for scripts.
 """
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
-
-import orjson
 
 from gapless_uploader.operations import Media, MediaItem, Missing, Table, Text, Value
 from gapless_uploader.sinks import need
+from gapless_uploader.sinks._json import as_json
 
 TEXT_SUFFIX = "/text_summary"
 MAX_TABLE_ROWS = 1_000
 """TensorBoard renders a text on every page view; more rows than this are cut, with a note in the text and a count."""
+_LARGEST_SINGLE = 3.4028235677973366e38
+"""From here on a number would round to infinity."""
 _EXACT = 1 << 53
+_GENERATION = ["input", "output", "score"]
 
 
 class Unfit(Exception):
@@ -26,7 +29,7 @@ class Unfit(Exception):
 class Encoder:
     """Makes events. Imports the `tensorboard` package, no tensorflow. Raises Misconfigured without it."""
 
-    def __init__(self, single: bool) -> None:
+    def __init__(self, double: bool) -> None:
         self.event: Any = need("tensorboard", "tensorboard.compat.proto.event_pb2")
         self.summary: Any = need("tensorboard", "tensorboard.compat.proto.summary_pb2")
         self._tensor: Any = need("tensorboard", "tensorboard.compat.proto.tensor_pb2")
@@ -44,7 +47,7 @@ class Encoder:
                 ("audio", "audio", (None, None, 11)),
             )
         }
-        self._single = single
+        self._double = double
 
     def file_start(self, wall_time: float) -> list[Any]:
         """The events that begin a file: its version, and the session's start, which purges nothing."""
@@ -64,7 +67,7 @@ class Encoder:
         """The tag of `key` when it holds `value`: texts have their own, so that a tag has one plugin for ever."""
         return key + TEXT_SUFFIX if isinstance(value, (str, list, Text, Table)) else key
 
-    def value(self, key: str, value: Value) -> Any:
+    def value(self, key: str, value: Value, step: int) -> Any:
         """The `Summary.Value`. Raises Unfit."""
         if not key:
             raise Unfit("a tag without a name")
@@ -74,9 +77,11 @@ class Encoder:
             case str():
                 return self.text(key, value)
             case list():
-                return self.text(key, orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode())
+                return self.text(key, as_json(value))
             case Text(text=text):
                 return self.text(key, text)
+            case Table() if value.columns[-3:] == _GENERATION:
+                return self.text(key, generations(value, step))
             case Table():
                 return self.text(key, markdown(value))
             case Missing(reason=reason):
@@ -123,7 +128,9 @@ class Encoder:
             number = float(value)
         except OverflowError:
             raise Unfit("an integer beyond a 64-bit float") from None
-        if self._single:
+        if not self._double:
+            if isfinite(number) and abs(number) > _LARGEST_SINGLE:
+                raise Unfit("a number beyond a 32-bit float")
             return self.summary.Summary.Value(tag=key, simple_value=number)
         tensor = self._tensor.TensorProto(dtype=self._types.DT_DOUBLE, double_val=[number], tensor_shape={})
         return self.summary.Summary.Value(tag=key, metadata=self._metadata["scalar"], tensor=tensor)
@@ -169,11 +176,6 @@ class Encoder:
         return self._strings(key, "audio", strings, [len(items), 2])
 
 
-def is_rounded(value: Value) -> bool:
-    """Whether a 64-bit float holds `value` only rounded."""
-    return isinstance(value, int) and abs(value) > _EXACT and int(float(value)) != value
-
-
 def flat_config(config: dict[str, Any], prefix: str = "") -> dict[str, bool | float | str]:
     """Nested keys joined with a dot; what is no bool, number or text becomes JSON text."""
     flat: dict[str, bool | float | str] = {}
@@ -184,16 +186,8 @@ def flat_config(config: dict[str, Any], prefix: str = "") -> dict[str, bool | fl
         elif isinstance(value, (bool, float, str)) or (isinstance(value, int) and abs(value) <= _EXACT):
             flat[name] = value
         else:
-            flat[name] = as_json(value).decode()
+            flat[name] = as_json(value)
     return flat
-
-
-def as_json(value: Any, option: int = 0) -> bytes:
-    """`value` as JSON; integers beyond 64 bits and what JSON has no word for as text."""
-    try:
-        return orjson.dumps(value, option=option | orjson.OPT_NON_STR_KEYS, default=str)
-    except (TypeError, orjson.JSONEncodeError):
-        return orjson.dumps(str(value))
 
 
 def markdown(table: Table) -> str:
@@ -206,16 +200,27 @@ def markdown(table: Table) -> str:
     return "\n".join(lines)
 
 
+def generations(table: Table, step: int) -> str:
+    """Generations laid out as verl lays them out for TensorBoard, their own markup neutralised."""
+    parts = [f"**Generation Results - Step {step}**"]
+    for place, row in enumerate(table.rows[:MAX_TABLE_ROWS], 1):
+        prompt, answer, score = (_cell(cell, "<br/>") for cell in row[-3:])
+        parts += f"### Sample {place}", f"**Input:** {prompt}", f"**Output:** {answer}", f"**Score:** {score}", "---"
+    left = len(table.rows) - MAX_TABLE_ROWS
+    if left > 0:
+        parts.append(f"{left} more samples are in the spool.")
+    return "\n\n".join(parts)
+
+
 def _line(cells: list[Any]) -> str:
     return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
 
 
-def _cell(cell: Any) -> str:
-    text = cell if isinstance(cell, str) else "" if cell is None else str(cell)
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    for mark in "\\`*_[]|#!~":
-        text = text.replace(mark, f"&#{ord(mark)};")
-    return " ".join(text.split("\n"))
+_ESCAPES = {ord(mark): f"&#{ord(mark)};" for mark in "&<>\\`*_[]|#!~"}
+
+
+def _cell(cell: Any, line_break: str = " ") -> str:
+    return ("" if cell is None else str(cell)).translate(_ESCAPES).replace("\n", line_break)
 
 
 def _payload(item: MediaItem) -> bytes:

@@ -61,22 +61,22 @@ class MemorySink:
     """Keeps runs in `runs`, by `project/tracker_id`. `failures` and `before_write` make it fail."""
 
     kind = "memory"
+    capabilities = Capabilities(
+        exactly_once="rows are kept by step and key; rows without a step are cut back to the memo",
+        rewind=True,
+        unstepped=True,
+        text=True,
+        tables=True,
+        media=True,
+        end_state=True,
+        read_back=True,
+    )
 
     def __init__(self, target: str = "", **limits: Any) -> None:
         """`limits` are fields of `Capabilities`, to stand for a tracker that can express less."""
         self.target = target
-        can = Capabilities(
-            exactly_once="rows are kept by step and key; rows without a step are cut back to the memo",
-            rewind=True,
-            unstepped=True,
-            text=True,
-            tables=True,
-            media=True,
-            end_state=True,
-            read_back=True,
-        )
         try:
-            self.capabilities = replace(can, **limits)
+            self.capabilities = replace(self.capabilities, **limits)
         except TypeError as error:
             raise Misconfigured(f"sink 'memory': {error}") from None
         self.runs: dict[str, MemoryRun] = {}

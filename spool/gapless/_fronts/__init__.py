@@ -1,0 +1,1 @@
+"""What the fronts for AReaL, verl and other trainers share."""

@@ -1,0 +1,65 @@
+"""The runs that `Tracking` opened in this process, for the loggers that are given names in place of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from threading import Lock
+
+from gapless.config import read_environment
+from gapless.run import Run, init
+
+Names = tuple[str, str]
+"""Project and experiment."""
+
+TABLES_WRITER = "generations"
+
+_lock = Lock()
+_open: dict[Names, Run] = {}
+_own: dict[Names, Run] = {}
+"""Runs opened here because no `Tracking` was."""
+
+
+def names(project: object, experiment: object) -> Names:
+    """The names under which a run is known; verl's own defaults where there are none."""
+    return str(project or "default"), str(experiment or "default")
+
+
+def tracker_kinds(backends: Iterable[str] | str) -> list[str]:
+    """The trackers among verl's backend names, each once, under the uploader's names for them."""
+    given = [backends] if isinstance(backends, str) else list(backends)
+    kinds = ["wandb" if name == "tracking" else str(name) for name in given]
+    return [kind for kind in dict.fromkeys(kinds) if kind != "console"]
+
+
+def opened(which: Names, run: Run) -> None:
+    """`run` is the one for these names from now on."""
+    with _lock:
+        _open[which] = run
+
+
+def closed(run: Run) -> None:
+    """`run` has ended."""
+    with _lock:
+        for which in [which for which, one in _open.items() if one is run]:
+            del _open[which]
+
+
+def run_for_tables(project: object, experiment: object, backends: Iterable[str] | str) -> Run:
+    """The run that `Tracking` has open under these names, else its newest, else one of this process's own.
+
+    verl logs generations from processes that have no `Tracking` as well. With `GAPLESS_RUN_ID` set, rows from there
+    join that run under a writer of their own; else they make a run of the same name.
+    """
+    which = names(project, experiment)
+    with _lock:
+        run = _open.get(which) or next(reversed(_open.values()), None) or _own.get(which)
+        if run is None:
+            shared = read_environment().run_id is not None
+            run = _own[which] = init(
+                which[0],
+                which[1],
+                writer=TABLES_WRITER if shared else "main",
+                is_writer=True,
+                sinks=tracker_kinds(backends),
+            )
+        return run

@@ -1,0 +1,1 @@
+"""The inside of `gapless.stats_tracker`: recording, layouts, packing, and the one file that talks to other ranks."""

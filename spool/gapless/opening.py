@@ -1,0 +1,144 @@
+"""`init`: from its arguments and the environment to a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from operator import index
+from os import PathLike
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Final, Literal
+
+from gapless import exits
+from gapless.config import Environment, read_environment
+from gapless.encode import encode_plain
+from gapless.journal import Journal
+from gapless.norun import NoRun
+from gapless.place import Place
+from gapless.ring import Ring
+from gapless.run import FINISH_TIMEOUT_S, Run
+from gapless.system import describe
+from gapless.tally import Tally
+from gapless.warn import Warner
+from gapless.writer import Writer
+from gapless_schemas import MAX_STEP
+
+Durability = Literal["thread", "write", "sync"]
+
+RING_ROWS: Final = 100_000
+RING_BYTES: Final = 64 << 20
+
+
+def init(
+    project: str,
+    name: str | None = None,
+    *,
+    id: str | None = None,  # noqa: A002  # the trackers' name for it
+    dir: str | PathLike[str] | None = None,  # noqa: A002
+    config: Any = None,
+    group: str | None = None,
+    job_type: str | None = None,
+    tags: Iterable[str] | None = None,
+    notes: str | None = None,
+    entity: str | None = None,
+    writer: str = "main",
+    is_writer: bool | None = None,
+    resume: Literal["never", "auto"] = "never",
+    resume_step: int | bool | None = None,
+    durability: Durability = "thread",
+    sinks: Iterable[str] | None = None,
+    ring_rows: int = RING_ROWS,
+    ring_bytes: int = RING_BYTES,
+    finish_timeout: float = FINISH_TIMEOUT_S,
+) -> Run:
+    """Open a run and begin an attempt of it; on ranks that do not write, a run that does nothing.
+
+    - `dir`: the spool's root; else `GAPLESS_DIR`, else `./gapless`. `id`: else `GAPLESS_RUN_ID`, else a new one; the
+      same id again is a new attempt of the same run.
+    - `is_writer`: else whether this is rank 0 (torch.distributed, torchrun's `RANK`, one process).
+    - `resume="auto"`: go on with the run of this `SLURM_JOB_ID` or `TORCHELASTIC_RUN_ID`.
+    - `resume_step=s`: older rows from step s on are superseded; False: none are; None: told by the first step logged.
+    - `durability`: `thread` never waits for the disk; `write` returns after the write, `sync` after the sync.
+    - `sinks`: kinds of trackers that this run asks for, for an uploader that is told to heed it.
+    - `ring_rows`, `ring_bytes`: what is kept in memory while the disk takes nothing; beyond it rows are dropped and
+      counted. `finish_timeout`: seconds that `finish` and the process's end wait for the disk.
+
+    Raises TypeError or ValueError for arguments that mean nothing, never for a disk that fails.
+    """
+    _check_texts(project=project, writer=writer)
+    _check_texts_or_none(name=name, id=id, group=group, job_type=job_type, notes=notes, entity=entity)
+    for label, value in (("project", project), ("writer", writer), ("id", id)):
+        if value == "":
+            raise ValueError(f"{label} is an empty text")
+    if durability not in ("thread", "write", "sync"):
+        raise ValueError(f"durability={durability!r}: say 'thread', 'write' or 'sync'")
+    if resume not in ("never", "auto"):
+        raise ValueError(f"resume={resume!r}: say 'never' or 'auto'")
+    rewinds = resume_step is not None and resume_step is not False
+    if rewinds and not hasattr(resume_step, "__index__"):
+        raise TypeError(f"resume_step is an integer, False or None, not {type(resume_step).__name__}")
+    if resume_step is True or (rewinds and not 0 <= index(resume_step or 0) <= MAX_STEP):
+        raise ValueError(f"resume_step={resume_step!r}: say a step from 0 to 2**53 - 1, False or None")
+    if ring_rows < 1 or ring_bytes < 1:
+        raise ValueError("ring_rows and ring_bytes are at least 1")
+    environment = read_environment()
+    root = (Path(dir) if dir is not None else Path(environment.root or "gapless")).absolute()
+    run_id = id or environment.run_id
+    if environment.disabled or not (_is_rank_zero(environment) if is_writer is None else is_writer):
+        return NoRun(run_id or "", root / project / (run_id or ""))
+    job = environment.job if resume == "auto" and run_id is None else None
+    fresh_id = token_hex(8)
+    place = Place(
+        root,
+        project,
+        run_id if run_id is not None or job is not None else fresh_id,
+        writer,
+        index(resume_step or 0) if rewinds else resume_step,
+        job=None if job is None else exits.nth_run_of_job(str(root), project, writer, job, name),
+        fresh_id=fresh_id,
+    )
+    warner = Warner()
+    tally = Tally(warner)
+    ring = Ring(ring_rows, ring_bytes)
+    if rewinds:
+        ring.base_step = index(resume_step or 0)
+    spool = Writer(
+        Journal(place, ring, warner, tally.report),
+        ring,
+        warner,
+        inline=durability != "thread",
+        sync_each=durability == "sync",
+        describe=lambda: [part.data for part in encode_plain(describe(environment), tally.report)],
+    )
+    run = Run(ring, spool, place, tally, warner, finish_timeout)
+    identity = {
+        "name": name,
+        "group": group,
+        "job_type": job_type,
+        "tags": None if tags is None else [tags] if isinstance(tags, str) else [str(tag) for tag in tags],
+        "notes": notes,
+        "entity": entity,
+        "sinks": None if sinks is None else [sinks] if isinstance(sinks, str) else [str(sink) for sink in sinks],
+    }
+    run._begin(identity, config)
+    return run
+
+
+def _is_rank_zero(environment: Environment) -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    with suppress(Exception):  # half-imported or of another make
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return bool(distributed.get_rank() == 0)
+    return environment.rank in (None, 0)
+
+
+def _check_texts(**texts: object) -> None:
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise TypeError(f"{name} is a text, not {type(text).__name__}")
+
+
+def _check_texts_or_none(**texts: object) -> None:
+    _check_texts(**{name: text for name, text in texts.items() if text is not None})

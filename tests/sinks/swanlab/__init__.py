@@ -1,0 +1,1 @@
+"""The SwanLab sink against a server that only appends, under every fault."""

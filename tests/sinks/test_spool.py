@@ -1,0 +1,150 @@
+"""The sink that ships the spool itself."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from gapless_schemas import Header, decode, encode_header, encode_record
+from gapless_uploader.sink import Misconfigured, Retryable, RunView
+from gapless_uploader.sinks.spool import SpoolSink
+from tests.sinks.harness import T0, batch, row, view, write
+
+ATTEMPT = "0123456789abcdef" * 2
+
+
+class Spool:
+    """A run's folder that grows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "grpo" / "r-1"
+        (self.folder / "media").mkdir(parents=True)
+        self._segment = self.folder / f"main-0001-{ATTEMPT[:8]}-000000.jsonl"
+        header = Header("grpo", "r-1", "main", 1, ATTEMPT, 0, 1, "train-7", 1, "boot", T0, None)
+        self._segment.write_bytes(encode_header(header))
+        self._seq = 0
+
+    @property
+    def view(self) -> RunView:
+        return replace(view(), folder=self.folder)
+
+    def append(self, count: int = 1) -> None:
+        with open(self._segment, "ab") as file:
+            for _ in range(count):
+                self._seq += 1
+                file.write(encode_record(self._seq, T0, 0.0, "metrics", self._seq, b'{"loss":0.5}'))
+
+    def tear(self) -> None:
+        with open(self._segment, "ab") as file:
+            file.write(b'{"seq":')
+
+    def bytes(self) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(self.folder)): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()
+        }
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(tmp_path / "spool")
+
+
+def copy_of(folder: Path) -> dict[str, bytes]:
+    run = folder / "grpo" / "r-1"
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_the_copy_has_the_spools_own_bytes(spool: Spool, tmp_path: Path) -> None:
+    """Segments and payloads arrive byte for byte, growing with the spool, under the spool's own names."""
+    (spool.folder / "media" / f"{'a' * 64}.png").write_bytes(b"picture")
+    sink = SpoolSink(str(tmp_path / "copy"))
+    memo: dict[str, Any] = {}
+    for count in (1, 5, 0, 300):
+        spool.append(count)
+        memo = write(sink, spool.view, memo, row(0)).memo
+
+        assert spool.bytes() == copy_of(tmp_path / "copy")
+
+
+def test_a_torn_tail_is_left_for_the_next_time(spool: Spool, tmp_path: Path) -> None:
+    """Only whole lines are copied, so the copy decodes at any time."""
+    spool.append(3)
+    whole = spool.bytes()
+    spool.tear()
+    write(SpoolSink(str(tmp_path / "copy")), spool.view, {}, row(0))
+    copied = copy_of(tmp_path / "copy")
+
+    assert whole == copied
+    (content,) = copied.values()
+    assert [decode(line).seq for line in content.splitlines()[1:]] == [1, 2, 3]
+
+
+def test_a_copy_that_ran_ahead_of_its_memo_is_cut_back(spool: Spool, tmp_path: Path) -> None:
+    """After a crash between copy and checkpoint, and after a lost state, the copy is the spool's bytes again."""
+    sink = SpoolSink(str(tmp_path / "copy"))
+    spool.append(2)
+    memo = write(sink, spool.view, {}, row(0)).memo
+    spool.append(2)
+    write(sink, spool.view, memo, row(0))
+    (copied,) = (tmp_path / "copy").rglob("*.jsonl")
+    copied.write_bytes(copied.read_bytes() + b"torn")
+    for known in (memo, {}):
+        write(sink, spool.view, known, row(0))
+
+        assert spool.bytes() == copy_of(tmp_path / "copy")
+
+
+def test_an_object_store_gets_whole_segments(spool: Spool) -> None:
+    """Where nothing can be appended to, a segment that grew is put again, and read back."""
+    store = fsspec.filesystem("memory")
+    sink = SpoolSink("memory://bucket/path")
+    memo: dict[str, Any] = {}
+    for _ in range(3):
+        spool.append(2)
+        memo = write(sink, spool.view, memo, row(0)).memo
+    ((name, content),) = spool.bytes().items()
+
+    assert store.cat(f"/bucket/path/grpo/r-1/{name}") == content
+
+
+def test_a_copy_that_reads_back_wrong_is_not_acknowledged(
+    spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target that lies about what it stored gets no acknowledgement, and the copy is made again."""
+    spool.append(2)
+    session = SpoolSink(str(tmp_path / "copy")).open(spool.view, {})
+
+    def garbles(target: Path, *_: object) -> None:
+        target.write_bytes(b"x" * 10_000)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gapless_uploader.sinks.spool._append", garbles)
+        with pytest.raises(Retryable, match="does not read back"):
+            session.write(batch(spool.view, row(0)))
+    session.write(batch(spool.view, row(0)))
+
+    assert spool.bytes() == copy_of(tmp_path / "copy")
+
+
+def test_only_segments_and_payloads_are_copied(spool: Spool, tmp_path: Path) -> None:
+    """A link, a FIFO and a file of another name stay where they are, whatever they are called; the rest is copied."""
+    spool.append(1)
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret\n")
+    (spool.folder / "notes.txt").write_bytes(b"notes")
+    os.mkfifo(spool.folder / f"main-0002-{ATTEMPT[:8]}-000000.jsonl")
+    (spool.folder / f"main-0003-{ATTEMPT[:8]}-000000.jsonl").symlink_to(secret)
+    (spool.folder / "media" / f"{'b' * 64}.png").symlink_to(secret)
+    write(SpoolSink(str(tmp_path / "copy")), spool.view, {}, row(0))
+
+    assert list(copy_of(tmp_path / "copy")) == [f"main-0001-{ATTEMPT[:8]}-000000.jsonl"]
+
+
+@pytest.mark.parametrize("target", ["", "nosuch://bucket"])
+def test_a_target_that_cannot_be_is_named(spool: Spool, target: str) -> None:
+    """No target and a URL of an unknown kind are wrong settings."""
+    with pytest.raises(Misconfigured, match="sink 'spool'"):
+        SpoolSink(target).open(spool.view, {})
