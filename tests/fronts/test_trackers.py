@@ -12,7 +12,7 @@ from gapless_uploader.sink import RunView
 from gapless_uploader.uploader import Inline, Uploader
 from tests.fronts.far_end import upload
 from tests.fronts.process import Trained
-from tests.sinks.harness import Point, SinkHarness, find_harnesses
+from tests.sinks.harness import Point, SinkHarness, load_harness
 
 pytestmark = pytest.mark.xdist_group("loops")
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("loops")
 @pytest.fixture(params=["wandb", "swanlab"])
 def tracker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SinkHarness]:
     """A server of its own, and the sink that uploads to it."""
-    made = find_harnesses()[request.param](tmp_path / "tracker")
+    made = load_harness(request.param)(tmp_path / "tracker")
     yield made
     made.close()
 
