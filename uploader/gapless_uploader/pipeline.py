@@ -477,6 +477,9 @@ class Pipeline:
                 self._uncertain = self._intent_saved = True
                 reader = self._reader_at(end, history, files)
                 self._end = end
+                if not self._pending:  # all of the batch was applied: what is read next begins behind it
+                    self.saved = {**self.saved, "cursor": end, "end": None, "done": 0}
+                    self._end, self._done, self._uncertain, self._intent_saved = None, 0, False, False
             self._reader, self._history = reader, history
         return self._reader, self._history
 

@@ -100,8 +100,8 @@ class Finder:
     def _compare(self, place: RunPlace, run: RunView, memo: Memo, held: Held | None) -> None:
         mine: int = memo["lines"]
         ours = held.progress() if held else None
-        same = ours is not None and (ours["lines"], ours["generation"]) == (mine, run.generation)
-        if same and ours is not None and "superseded_by" not in ours:
+        agrees = ours is not None and (ours["lines"], ours["generation"]) == (mine, run.generation)
+        if ours is not None and agrees and "superseded_by" not in ours:
             self._behind_since.pop(str(place), None)
             return
         held = self._settled(place, held)

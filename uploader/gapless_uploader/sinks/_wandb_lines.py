@@ -29,7 +29,7 @@ def tracker_key(key: str) -> str:
 
     `~` before a kept name, or before any number of tildes and a kept name, is taken off again by `spool_key`.
     """
-    return f"~{key}" if key.lstrip("~") in KEPT_BY_WANDB else key
+    return f"~{key}" if key.lstrip("~") in KEPT_BY_WANDB else valid(key)
 
 
 def spool_key(key: str) -> str:
@@ -57,6 +57,8 @@ def careful_body(values: Mapping[str, Any]) -> bytes:
 def plain(value: Any) -> Any:
     """A number, text or list as the history can hold it. Raises TooBig."""
     kind = type(value)
+    if kind is str:
+        return valid(value)
     if kind is int and not -_INT64 <= value < _INT64:
         try:
             return float(value)
@@ -65,8 +67,13 @@ def plain(value: Any) -> Any:
     if kind is list:
         return [plain(item) for item in value]
     if kind is dict:
-        return {str(key): plain(item) for key, item in value.items()}
+        return {valid(str(key)): plain(item) for key, item in value.items()}
     return value
+
+
+def valid(text: str) -> str:
+    """`text` as UTF-8 can hold it: half of a surrogate pair is written as its escape, where W&B would lose it."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def line(step: int, t: float, runtime: float, body: bytes) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from gapless_uploader.operations import Media, MediaItem, Table, Text
 from gapless_uploader.sink import Refusal
 from gapless_uploader.sinks import _wandb_tables as tables
+from gapless_uploader.sinks._wandb_lines import valid
 
 MAX_SHOWN = 108
 """Items of a list of images that W&B shows."""
@@ -73,7 +74,8 @@ class MediaEncoder:
         return self._text(key, step, text, into, 100)
 
     def _text(self, key: str, step: int, text: str, into: Encoded, max_bytes: int = MAX_TEXT_BYTES) -> str:
-        data = text.encode("utf-8", "backslashreplace")
+        text = valid(text)
+        data = text.encode()
         if len(data) <= max_bytes:
             return text
         name = f"media/text/{path_part(key)}_{step}_{sha256(data).hexdigest()[:20]}.txt"
@@ -85,14 +87,14 @@ class MediaEncoder:
         digest, info = path.name[:64], item.info
         extension = path.suffix.lstrip(".")
         name = f"media/{_FOLDERS[kind]}/{path_part(key)}_{step}_{digest[:20]}.{extension}"
-        into.uploads.append(Upload(name, path))
         made: dict[str, Any] = {"_type": f"{kind}-file", "sha256": digest, "size": path.stat().st_size, "path": name}
+        into.uploads.append(Upload(name, path))
         if kind == "image":
             made["format"] = info.get("format") or extension
         if kind in ("image", "video"):
             made.update({side: info[side] for side in ("width", "height") if isinstance(info.get(side), int)})
         if info.get("caption") is not None:
-            made["caption"] = info["caption"]
+            made["caption"] = valid(str(info["caption"]))
         return made
 
     def _images(self, key: str, step: int, made: list[dict[str, Any]], into: Encoded) -> Any:
@@ -112,6 +114,7 @@ class MediaEncoder:
     def _plain_file(self, key: str, step: int, item: MediaItem, into: Encoded) -> str:
         """A file has no type in W&B's history: it is one of the run's files, and the row says its name."""
         path = _path_of(item)
+        path.stat()  # a file that went away is found out here, where it costs its key alone
         own = Path(str(item.info.get("name") or path.name)).name
         name = f"media/files/{path_part(key)}_{step}_{path.name[:20]}/{path_part(own)}"
         into.uploads.append(Upload(name, path))

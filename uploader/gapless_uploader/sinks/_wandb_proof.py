@@ -11,6 +11,16 @@ _SPAN = 1_000
 _MAX_WINDOWS = 8
 
 
+@dataclass(frozen=True, slots=True)
+class Unproved:
+    """What is not there; with `shows_other` a row is there with another value."""
+
+    what: str
+    step: int | None = None
+    key: str | None = None
+    shows_other: bool = False
+
+
 @dataclass(slots=True)
 class Proof:
     """Rows by step, and at a run's end its state and progress."""
@@ -48,22 +58,24 @@ class Proof:
         steps = [row.get("_step") for row in rows if row.get("_step") in self.rows]
         return len(steps) != len(set(steps))
 
-    def missing(self, found: dict[str, Any]) -> str | None:
+    def missing(self, found: dict[str, Any]) -> Unproved | None:
         """What is not there, or is something else; None when all of it is."""
         held = {row.get("_step"): row for row in found["rows"]}
-        for first, last in self.windows():
-            for step in (step for step in self.rows if first <= step <= last):
-                if step not in held:
-                    return f"the row of step {step}"
-                if not all(
-                    key in held[step] and same(value, held[step][key]) for key, value in self.rows[step].items()
-                ):
-                    return f"the values of step {step}"
-        if self.state is not None:
-            if found["state"] != self.state:
-                return f"the state {self.state} (it shows {found['state']})"
-            if (found["progress"] or {}).get("lines") != self.num_lines:
-                return f"the progress of {self.num_lines} lines"
+        windows = self.windows()
+        for step, row in self.rows.items():
+            if not any(first <= step <= last for first, last in windows):
+                continue
+            if step not in held:
+                return Unproved(f"the row of step {step}")
+            for key, value in row.items():
+                if key not in held[step] or not same(value, held[step][key]):
+                    return Unproved(f"{key!r} of step {step}", step, key, shows_other=True)
+        if self.state is None:
+            return None
+        if found["state"] != self.state:
+            return Unproved(f"the state {self.state} (it shows {found['state']})")
+        if (found["progress"] or {}).get("lines") != self.num_lines:
+            return Unproved(f"the progress of {self.num_lines} lines")
         return None
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import orjson
 
 from gapless_uploader.operations import Media, Missing, State, Table, Text
-from gapless_uploader.sink import Ack, Batch, Memo, Place, Rejected, Resume, Retryable, RunView
+from gapless_uploader.sink import Ack, Batch, Memo, Place, Refusal, Rejected, Resume, Retryable, RunView
 from gapless_uploader.sinks import _wandb_queries as queries
 from gapless_uploader.sinks._wandb_axes import Rules, ruled
 from gapless_uploader.sinks._wandb_describe import config_text, git_of, metadata, program_of, tags_of
@@ -22,9 +22,11 @@ from gapless_uploader.sinks._wandb_http import Http
 from gapless_uploader.sinks._wandb_lines import careful_body, plain, tracker_key
 from gapless_uploader.sinks._wandb_media import Upload
 from gapless_uploader.sinks._wandb_progress import Progress, in_summary
-from gapless_uploader.sinks._wandb_proof import Proof
+from gapless_uploader.sinks._wandb_proof import Proof, Unproved
 
 _ENDS = ("finished", "failed", "crashed")
+PATIENCE = 20
+"""How often a row that W&B shows with other values is looked at again, a second apart, before that is the answer."""
 
 
 class Shows(Protocol):
@@ -61,10 +63,18 @@ class WandbSession:
         self._max_row_bytes = limits.max_row_bytes
         self._upserted: dict[str, Any] | None = None
         self._sent: _Sent | None = None
+        self._tries = 0
+        """How often a request that was sent again had been looked for."""
         self._is_proved = not limits.read_back
         self._late_is_proved = not limits.read_back
 
-    def describe(self, run: RunView, must_be_new: bool = False, tags: list[str] | None = None) -> None:
+    def describe(
+        self,
+        run: RunView,
+        must_be_new: bool = False,
+        tags: list[str] | None = None,
+        renamed: list[str] | None = None,
+    ) -> None:
         """Say what the run is, unless W&B knows it in these words. Raises Retryable, Rejected and Parked."""
         remote, commit = git_of(run)
         variables = {
@@ -80,7 +90,7 @@ class WandbSession:
             "program": program_of(run.system.get("command")),
             "repo": remote,
             "commit": commit,
-            "config": config_text(run, self._progress.late == "axis", self._version, self._progress.renamed),
+            "config": config_text(run, self._progress.late == "axis", self._version, renamed or self._progress.renamed),
         }
         if variables == self._upserted:
             return
@@ -138,13 +148,13 @@ class WandbSession:
     def _send(self, batch: Batch, draft: Draft) -> Ack:
         run, progress = batch.run, draft.progress
         if draft.superseded is not None:
-            self._supersede(run, draft.superseded, run.generation + 1, "")
+            self._supersede(run, "")
             return Ack(draft.done, self._memo(progress), draft.refused)
         names = upload(self._http, self._place, draft.media.uploads) if draft.media.uploads else []
         for artifact in draft.media.artifacts:
             send_artifact(self._http, self._place, artifact)
         if draft.described:
-            self.describe(run)
+            self.describe(run, renamed=progress.renamed)
         end = _end_of(draft, run, self._progress.ended)
         if draft.state is not None or end is not None:
             progress.ended = end is not None
@@ -172,30 +182,49 @@ class WandbSession:
         if not proof:
             self._progress = draft.progress
             return ack
+        proof.tries, self._tries = self._tries, 0
         self._sent = _Sent(batch.place, ack, proof, draft.progress, late, batch.run)
         return self._delivered(self._sent)
 
     def _delivered(self, sent: _Sent) -> Ack:
         found = self._reads.look(self._place, sent.proof.windows())
         if sent.late and sent.proof.shows_both(found["rows"]):
-            self._sent = None
-            self._supersede(sent.run, f"{sent.run.run_id}-r{sent.run.generation + 1}", sent.run.generation + 1, "axis")
-            raise Resume("this server keeps both rows of a step", sent.run.generation + 1, Place(), {"late": "axis"})
+            self._go_by_axis(sent.run)
         missing = sent.proof.missing(found)
         if missing is not None:
-            sent.proof.tries += 1
-            if sent.proof.tries % 5 == 0:
-                self._sent = None  # the same request again: what it wrote is what it writes
-            raise Retryable(f"W&B took the request, and wandb.Api does not show it yet: {missing}", 1.0)
+            self._wait_for(sent, missing)
         self._sent = None
         self._is_proved, self._late_is_proved = True, self._late_is_proved or sent.late
         self._progress = sent.progress
         return sent.ack
 
-    def _supersede(self, run: RunView, by: str, generation: int, next_late: str) -> None:
+    def _wait_for(self, sent: _Sent, missing: Unproved) -> None:
+        """Raise Retryable while the server may still come to show it; after that say what it shows instead."""
+        proof = sent.proof
+        proof.tries += 1
+        if missing.shows_other and proof.tries >= PATIENCE:
+            if sent.late:
+                self._go_by_axis(sent.run)
+            sent.ack.refused.append(Refusal(missing.step, missing.key, "W&B shows another value than it was sent"))
+            return
+        if proof.tries % 5 == 0:
+            # The same request again, for one that a late effect of an older one undid: it writes what it wrote.
+            self._sent, self._tries = None, proof.tries
+        raise Retryable(f"W&B took the request, and wandb.Api does not show it yet: {missing.what}", 1.0)
+
+    def _go_by_axis(self, run: RunView) -> None:
+        """This server does not replace a step's row by the one sent later: the history goes to a run without that."""
+        self._sent = None
+        self._supersede(run, "axis")
+        following = run.generation + 1
+        raise Resume("this server does not replace the rows of a step", following, Place(), {"late": "axis"})
+
+    def _supersede(self, run: RunView, next_late: str) -> None:
         """Leave the run as it is, ended, with the mark of the one that follows it."""
-        self.describe(run, tags=[f"superseded-by:{by}"[:64]])
-        held = in_summary(self._progress, run.generation, Place(), generation, next_late)
+        following = run.generation + 1
+        name = self._place.run.removesuffix(f"-r{run.generation}") + f"-r{following}"
+        self.describe(run, tags=[f"superseded-by:{name}"[:64]])
+        held = in_summary(self._progress, run.generation, Place(), following, next_late)
         summary = self._summary(run, self._progress, held)
         self._http.stream(self._path, b'{"files":{%b},"complete":true,"exitcode":0}' % _summary_file(summary))
 
