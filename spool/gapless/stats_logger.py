@@ -56,6 +56,8 @@ class StatsLogger:
         self.start_time = time.perf_counter()
         self._options = self._identity()
         self.run = init(**self._options)
+        if self.run.is_writer:
+            self._say(f"Stats go to {self.run.path}, for {', '.join(self._options['sinks']) or 'whoever asks'}.")
 
     def commit(
         self, epoch: int, step: int, global_step: int, data: Mapping[Any, Any] | Iterable[Mapping[Any, Any]]
