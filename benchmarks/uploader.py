@@ -115,7 +115,7 @@ def replaying(folder: Path, quick: bool) -> Iterator[dict[str, Any]]:
 
 
 def large_spool(folder: Path, quick: bool) -> Iterator[dict[str, Any]]:
-    """Memory while a large spool with late records is replayed, and a restart near its end, in processes of their own."""
+    """Memory while a large spool with late records is replayed, and a restart near its end, each in a new process."""
     size = 200 * MB if quick else 10_000 * MB
     free = shutil.disk_usage(folder).free
     if free < size * 1.3:
