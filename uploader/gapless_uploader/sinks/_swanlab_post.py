@@ -16,7 +16,8 @@ from gapless_uploader.sink import Parked, Refusal
 from gapless_uploader.sinks._swanlab_http import Declined, NotStored, Unknown
 from gapless_uploader.sinks._swanlab_media import encode_media
 from gapless_uploader.sinks._swanlab_names import section_of
-from gapless_uploader.sinks._swanlab_points import LINES_KEY, Line, Points, Portion
+from gapless_uploader.sinks._swanlab_points import Points
+from gapless_uploader.sinks._swanlab_portion import LINES_KEY, Line, Portion
 from gapless_uploader.sinks._swanlab_run import Experiment
 
 _HOPELESS = 16
