@@ -402,6 +402,34 @@ def test_a_rewind_makes_a_fresh_run_and_ends_the_old_one(world: World) -> None:
     assert (new.state, new.duplicates.total, old.duplicates.total) == ("FINISHED", 0, 0)
 
 
+@pytest.mark.parametrize("on_rewind", ["keep-first", "mark"])
+def test_what_else_a_rewind_may_do(world: World, on_rewind: str) -> None:
+    """`keep-first` keeps what is there and counts the rest; `mark` has the repeated steps twice, with both values."""
+    world.on_rewind = on_rewind
+    first = world.writer()
+    first.begin()
+    for step in range(10):
+        first.row(step, loss=float(step))
+    for _ in range(6):
+        world.turn()
+    second = world.writer(2, resume_step=5)
+    second.begin()
+    for step in range(5, 12):
+        second.row(step, loss=-float(step))
+    second.finish()
+    world.run()
+    kept = [(step, "loss", repr(float(step))) for step in range(10)]
+    added = [(step, "loss", repr(-float(step))) for step in range(10 if on_rewind == "keep-first" else 5, 12)]
+
+    assert sorted(kept + added) == raw_points(world.experiment)
+    refused = world.progress()["refused"].get("a rewound step that was uploaded: the first one is kept", 0)
+    assert refused == (5 if on_rewind == "keep-first" else 0)
+    (check,) = world.told(RunChecked)
+    assert check.complete  # type: ignore[attr-defined]
+    assert check.result.startswith("all 12" if on_rewind == "keep-first" else "not counted")  # type: ignore[attr-defined]
+    assert list(world.server.experiments) == [RUN]
+
+
 def test_offline_the_merged_history_is_sent(world: World) -> None:
     """Two attempts that overlap, uploaded afterwards: one run, the newer attempt's rows, each once."""
     first = world.writer()

@@ -34,6 +34,8 @@ from gapless_uploader.sinks._swanlab_tally import Tally
 
 _SILENCE_S = 600.0
 """After so long without a request the tracker may have closed the run: it is taken up again."""
+_MARK = "rewound-from-step:"
+"""How the tag begins that the uploader gives a run whose rewound steps it sends again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,11 @@ class SwanlabSession:
             wait = self._contact + self._ways.settle_s - self._ways.now()
             if wait > 0:
                 raise Retryable("the run ended: waits until its points can be counted at the tracker", after_s=wait)
-            self._check = audit(self._experiment, self._tally)
+            if "sent_again" in self._own:
+                told = f"not counted: steps were sent again ({self._own['sent_again']}), as on_rewind = mark has it"
+                self._check = {"ok": True, "text": told}
+            else:
+                self._check = audit(self._experiment, self._tally)
         return self._memo()
 
     def close(self) -> None:
@@ -204,6 +210,9 @@ class SwanlabSession:
                     own["rows_lost_in_training"] = own.get("rows_lost_in_training", 0) + rows
                 case Superseded(by=by):
                     own["superseded_by"] = by
+        for tag in self._run.tags:
+            if tag.startswith(_MARK):
+                own["sent_again"] = tag
         if state is not None and state.state == "running":
             for name in ("ended_at", "duration_s", "state", "exit_code"):
                 own.pop(name, None)
