@@ -27,7 +27,7 @@ from gapless_uploader.operations import (
     Table,
     Text,
 )
-from gapless_uploader.sink import Batch, Memo, Parked, RunView, Session
+from gapless_uploader.sink import Batch, Memo, Parked, Retryable, RunView, Session
 from gapless_uploader.sinks.swanlab import SwanlabSink
 from gapless_uploader.status import read_status
 from tests.servers.swanlab import SwanLabServer
@@ -309,6 +309,20 @@ def test_nothing_of_this_machine_is_recorded_as_the_trainings(send: Callable[...
         "python_version": "3.12",
     }
     assert "requirements" not in other.profile
+
+
+def test_a_memo_does_not_change_behind_the_uploaders_back(server: SwanLabServer) -> None:
+    """A memo that was handed out stays as it was while the next batch is tried: a crash there counts nothing twice."""
+    session = SwanlabSink(settle=0).open(VIEW, {})
+    memo = session.write(Batch([Gap(3, None, "full"), Summary({"best": 1.0})], VIEW)).memo
+    before = repr(memo)
+    server.arm("profile", "status", status=500)
+    with pytest.raises(Retryable):
+        session.write(Batch([Gap(4, None, "full"), Summary({"best": 2.0}), row(0, note=Text("x"))], VIEW))
+    session.close()
+
+    assert repr(memo) == before
+    assert memo["own"] == {"rows_lost_in_training": 3, "summary": {"best": 1.0}}
 
 
 # Living and being gone

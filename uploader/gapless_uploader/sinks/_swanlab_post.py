@@ -26,7 +26,6 @@ _MAX_SHAPES = 1_000
 _PATIENCE = 8
 """So many rows of one key refused, each alone: the key's others are not tried."""
 
-Place = tuple[str, int]
 Single = tuple[str, int, bytes]
 """(name, step, the point as JSON)."""
 

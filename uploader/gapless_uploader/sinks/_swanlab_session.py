@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import inf
@@ -68,7 +69,7 @@ class SwanlabSession:
         self._foreign = False
         """Whether the tracker holds rows of the run that our memo does not tell of."""
         self._ended: str | None = memo.get("ended")
-        self._own: dict[str, Any] = dict(memo.get("own", {}))
+        self._own: dict[str, Any] = deepcopy(memo.get("own", {}))
         self._check: dict[str, Any] | None = memo.get("check")
         self._described = bool(memo)
         """Whether the tracker has a config of this run."""
@@ -270,6 +271,7 @@ class SwanlabSession:
             "known_step": self._known.step,
             "known_lines": self._known.lines,
             "ended": self._ended,
-            "own": self._own,
+            # A copy: the next batch changes ours before it is acknowledged.
+            "own": deepcopy(self._own),
             "check": self._check,
         }
