@@ -276,6 +276,16 @@ def test_the_config_is_always_whole(send: Callable[..., Experiment]) -> None:
     assert held.config["_gapless"]["rows_lost_in_training"] == 3
 
 
+def test_a_config_that_is_refused_stops_no_row(server: SwanLabServer) -> None:
+    """When the tracker will not take the config it is counted; the rows and the end arrive."""
+    server.arm("profile", "status", status=400, count=None)
+    told = reasons(Config({"lr": 0.1}), row(0), END)
+
+    assert told == ["SwanLab refuses the config: HTTP 400 FAULT_400"]
+    assert len(server.experiments["r-1"].raw) == 2
+    assert server.experiments["r-1"].state == "FINISHED"
+
+
 def test_a_config_key_of_our_name_stays(send: Callable[..., Experiment]) -> None:
     """A run whose config has `_gapless` keeps it; ours moves aside."""
     held = send(Config({}), row(0), run=replace(VIEW, config={"_gapless": 7}))

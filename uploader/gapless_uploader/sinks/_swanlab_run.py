@@ -5,6 +5,8 @@ Every call here may be repeated freely, except `post`, whose rows the tracker ap
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -307,7 +309,4 @@ class Experiment:
 
 def _cells(line: bytes) -> list[str]:
     """A header line's cells: names may hold commas and quotes."""
-    import csv
-    import io
-
     return next(csv.reader(io.StringIO(line.decode("utf-8", "replace"))), [])

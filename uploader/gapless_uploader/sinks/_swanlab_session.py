@@ -232,7 +232,7 @@ class SwanlabSession:
             try:
                 self._experiment.put_profile(name, document)
             except Declined as error:
-                refused.append(Refusal(None, None, f"the {name}: {error}"))
+                refused.append(Refusal(None, None, f"SwanLab refuses the {name}: {error.code}"))
         self._described = True
 
     def _end(self, batch: Batch, state: State | None) -> None:
