@@ -151,6 +151,17 @@ def test_a_row_has_at_most_108_items_of_10_mb(send: Callable[..., Experiment], t
     assert told == ["media items beyond 108 of one step", "a media item beyond 10 MB"]
 
 
+def test_files_share_their_request_for_links(server: SwanLabServer, tmp_path: Path) -> None:
+    """A text a step costs a file each and no more than that: links are asked for by the hundred, or by 4 MB."""
+    write(SwanlabSink(settle=0), VIEW, {}, *[row(step, note=Text(f"text {step}")) for step in range(60)])
+    assert (server.count("presign.put"), server.count("object.put"), server.count("metrics")) == (2, 60, 2)
+
+    large = [image(tmp_path, f"{number}.png", bytes([number]) * (3 << 20)) for number in range(4)]
+    write(SwanlabSink(settle=0), view(run_id="r-2"), {}, row(0, pics=Media("image", large)))
+    assert server.count("presign.put") == 4
+    assert len(server.experiments["r-2"].media("pics")[0]) == 4
+
+
 def test_every_item_has_a_caption_or_none(send: Callable[..., Experiment], tmp_path: Path) -> None:
     """SwanLab counts captions, not items: where one item has a caption, all have one."""
     items = [image(tmp_path, "a.png"), image(tmp_path, "b.png", b"\x89PNG2", caption="second")]
