@@ -144,9 +144,9 @@ def test_a_batch_that_was_applied_whole_is_behind(tmp_path: Path) -> None:
     written(attempt, 7, 9)
     sink.asks = True
     second = Pipeline(KEY, sink)
-    second.step(files_of(tmp_path), 0.0)
     sink.failures = [Retryable("away")]
-    saved = second.step(files_of(tmp_path), 1.0).progress
+    outcomes = [second.step(files_of(tmp_path), float(turn)) for turn in range(3)]
+    saved = next(outcome.progress for outcome in outcomes if outcome.failed)
     assert saved is not None
     third = Pipeline(KEY, sink, json.loads(json.dumps(saved)))
     for turn in range(5):
