@@ -144,10 +144,11 @@ def test_a_batch_that_was_applied_whole_is_behind(tmp_path: Path) -> None:
     written(attempt, 7, 9)
     sink.asks = True
     second = Pipeline(KEY, sink)
-    sink.failures = [Retryable("away")]
-    outcomes = [second.step(files_of(tmp_path), float(turn)) for turn in range(3)]
+    sink.failures = [Retryable("away")] * 9
+    outcomes = [second.step(files_of(tmp_path), float(turn)) for turn in range(9)]
     saved = next(outcome.progress for outcome in outcomes if outcome.failed)
     assert saved is not None
+    sink.failures.clear()
     third = Pipeline(KEY, sink, json.loads(json.dumps(saved)))
     for turn in range(5):
         third.step(files_of(tmp_path), 2.0 + turn)
