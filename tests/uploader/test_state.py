@@ -48,6 +48,42 @@ def test_the_last_entry_of_a_key_counts(tmp_path: Path) -> None:
     assert [] == problems
 
 
+def test_the_later_entry_counts_whatever_the_clock_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that is set back an hour takes no progress back."""
+    state = opened(tmp_path)
+    state.commit([entry(top=1)])
+    state.close()
+    monkeypatch.setattr("gapless_uploader.state.time.time", lambda: 1000.0)
+    state = opened(tmp_path)
+    state.commit([entry(top=2)])
+    state.commit([entry(top=3)])
+    state.close()
+
+    assert 3 == loaded(tmp_path)[0].progress[("proj", "run", "memory:")]["top"]
+
+
+def test_after_a_failed_commit_the_next_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a line at the journal's end costs nothing that is committed later."""
+    state = opened(tmp_path)
+    state.commit([entry(top=1)])
+    with open(journal(tmp_path), "ab") as file:
+        file.write(b'{"half')
+
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gapless_uploader.state.os.write", full)
+        with pytest.raises(OSError, match="No space"):
+            state.commit([entry(top=2)])
+    state.commit([entry("other", top=3)])
+    state.close()
+
+    again, problems = loaded(tmp_path)
+    assert [2, 3] == [again.progress[("proj", run, "memory:")]["top"] for run in ("run", "other")]
+    assert [] == problems
+
+
 def test_a_tear_at_every_byte_keeps_every_commit_before_it(tmp_path: Path) -> None:
     """What a kill leaves of the last line is ignored, silently."""
     state = opened(tmp_path)
@@ -94,7 +130,7 @@ def test_a_journal_of_any_content_lets_the_uploader_start(tmp_path: Path, conten
     journal(tmp_path).write_bytes(content)
 
     again = opened(tmp_path)
-    assert {} == again.progress
+    assert 0 == len(again.progress)
     again.commit([entry(top=3)])
     again.close()
 

@@ -216,8 +216,8 @@ class Pipeline:
     def rest(self, now: float) -> None:
         """Close the session of a run that was quiet for `REST_S`: 1,000 quiet runs hold no file and no connection.
 
-        The next row opens it again. A tracker that wants heartbeats keeps its session while the run lives. Raises what a
-        session's close raises.
+        The next row opens it again. A tracker that wants heartbeats keeps its session while the run lives. Raises what
+        a session's close raises.
         """
         quiet = self._session is not None and not self._pending and not self._flush_due and self._rewound is None
         lives = self.sink.capabilities.heartbeat_s is not None and self._state in (None, "running")
