@@ -58,7 +58,7 @@ def ctrl_c() -> None:
 
 
 @pytest.mark.parametrize("durability", ["thread", "write"])
-@pytest.mark.parametrize("state", ["flowing", "full ring", "failing disk"])
+@pytest.mark.parametrize("state", ["flowing", "full ring", "failing disk", "short writes"])
 def test_ctrl_c_at_every_moment_of_log_loses_nothing(
     tmp_path: Path, durability: str, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +70,8 @@ def test_ctrl_c_at_every_moment_of_log_loses_nothing(
     monkeypatch.setattr(journal, "FIRST_BACKOFF_S", 0.0)
     if state == "failing disk":
         disk.fail(errno.ENOSPC, lambda call: call.name in ("write", "fdatasync") and call.number % 3 == 0)
+    if state == "short writes":
+        disk.short = lambda call, size: max(1, size // 3)
     with disk.in_place():
         interrupted(tmp_path, durability, state)
 

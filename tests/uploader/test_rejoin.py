@@ -118,7 +118,9 @@ def test_a_place_in_the_middle_of_a_batch_is_met_exactly(tmp_path: Path) -> None
     written(attempt, 0, 7)
     sink = RememberingSink()
     sink.ack_at_most = 3
-    Pipeline(KEY, sink).step(files_of(tmp_path), 0.0)
+    first = Pipeline(KEY, sink)
+    while not sink.runs:
+        first.step(files_of(tmp_path), 0.0)
     attempt.add_rows([(6, {"acc": 0.25})])
     written(attempt, 7, 9)
     sink.ack_at_most, sink.asks = None, True
@@ -136,14 +138,17 @@ def test_a_batch_that_was_applied_whole_is_behind(tmp_path: Path) -> None:
     attempt = Attempt(tmp_path)
     written(attempt, 0, 7)
     sink = RememberingSink()
-    Pipeline(KEY, sink).step(files_of(tmp_path), 0.0)
+    first = Pipeline(KEY, sink)
+    while not sink.runs:
+        first.step(files_of(tmp_path), 0.0)
     written(attempt, 7, 9)
     sink.asks = True
     second = Pipeline(KEY, sink)
-    second.step(files_of(tmp_path), 0.0)
-    sink.failures = [Retryable("away")]
-    saved = second.step(files_of(tmp_path), 1.0).progress
+    sink.failures = [Retryable("away")] * 9
+    outcomes = [second.step(files_of(tmp_path), float(turn)) for turn in range(9)]
+    saved = next(outcome.progress for outcome in outcomes if outcome.failed)
     assert saved is not None
+    sink.failures.clear()
     third = Pipeline(KEY, sink, json.loads(json.dumps(saved)))
     for turn in range(5):
         third.step(files_of(tmp_path), 2.0 + turn)

@@ -20,7 +20,15 @@ def adapt(
     refused: list[Refusal] = []
     rewound: int | None = None
     top = acked_top
+    takes_all = can.text and can.tables and can.media and can.non_finite
     for operation in operations:
+        if takes_all and type(operation) is Row:
+            step = operation.step
+            # Most operations are rows at a step above all others, and most sinks take them as they are.
+            if step is not None and step > top and Missing not in map(type, operation.values.values()):
+                sent.append(operation)
+                top = step
+                continue
         if isinstance(operation, Rewind):
             sent = [op for op in sent if not (isinstance(op, Row | Amend) and (op.step or 0) >= operation.step)]
             if operation.step > acked_top:
@@ -51,6 +59,8 @@ def _row(row: Row | Amend, can: Capabilities, top: int, refused: list[Refusal]) 
         refused.append(Refusal(row.step, None, "a step below the highest one sent"))
         return None
     if can.text and can.tables and can.media and can.non_finite:
+        if Missing not in map(type, row.values.values()):
+            return row
         unfit = [(k, "a payload that is missing") for k, v in row.values.items() if type(v) is Missing]
     else:
         unfit = [(k, why) for k, v in row.values.items() if (why := _unfit(v, can)) is not None]

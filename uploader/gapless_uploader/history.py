@@ -96,6 +96,8 @@ class History:
         self._summary_steps: dict[str, int] = {}
         self._overrides: dict[str, Any] = {}
         self._paths: Paths = {}
+        self._newest: tuple[int, Mapping[str, Value]] | None = None
+        """Step and values of the newest row, where the summary does not have them yet. None between calls."""
         self._tip: tuple[str, int, Row | Amend] | None = None
         """The last row made, the only attempt that is in it and its newest seq: amends of it need no disk."""
 
@@ -122,19 +124,31 @@ class History:
         attempt = self.attempts[attempt_id]
         attempt.index.note(taken.segment, taken.start, taken.end, taken.records)
         self._rebase(attempt)
-        for at, record in enumerate(taken.records):
+        records = taken.records
+        for at, record in enumerate(records):
             kind = record.kind
             if kind == "metrics":
-                data = record.data
-                values = data if None not in data.values() else _without_none(data)
-                self._row(attempt, taken.records, at, values)
+                values = record.data
+                if None in values.values():
+                    values = _without_none(values)
+                step = record.step
+                # Nearly every record is the next step of a known attempt: no call for it that is not needed.
+                if step is not None and self._top < step <= attempt.limit and values and attempt.first_step is not None:
+                    self.rows += 1
+                    self.last_step = self._top = step
+                    attempt.steps.add(step)
+                    self._new_row(attempt, record, attempt.base + record.mono, values)
+                else:
+                    self._row(attempt, records, at, values)
             elif kind in ("table", "text", "media"):
                 folder = paths[attempt_id][taken.segment].parent / "media"
                 found = payload_of(record, folder)
                 if found is not None:
-                    self._row(attempt, taken.records, at, {found[0]: found[1]})
+                    self._row(attempt, records, at, {found[0]: found[1]})
             else:
+                self._fold_newest()
                 self._meta(attempt, record)
+        self._fold_newest()
         if taken.records:
             last = taken.records[-1]
             attempt.last_t = max(attempt.last_t, last.t)
@@ -256,10 +270,11 @@ class History:
             self._amend(attempt, records, at, runtime, values)
 
     def _new_row(self, attempt: _Attempt, record: Record, runtime: float, values: dict[str, Value]) -> None:
-        row = Row(record.step, record.t, runtime, values)
+        step = record.step or 0
+        row = Row(step, record.t, runtime, values)
         self.operations.append(row)
         self._tip = (attempt.header.attempt_id, record.seq, row)
-        self._summarise(row.step or 0, values)
+        self._summarise(step, values)
 
     def _amend(
         self, attempt: _Attempt, records: list[Record], at: int, runtime: float, values: dict[str, Value]
@@ -336,6 +351,7 @@ class History:
 
     def _relimit(self) -> None:
         self._limit()
+        self._fold_newest()
         dropped = [attempt.steps.drop_above(attempt.limit) for attempt in self.attempts.values()]
         lowest = min((step for step in dropped if step is not None), default=None)
         if lowest is None:
@@ -353,6 +369,7 @@ class History:
             if merged is not None:
                 self.operations.append(Row(step, merged.t, merged.runtime, merged.values))
                 self._summarise(step, merged.values)
+        self._fold_newest()
         self._find_summaries(set(gone) - set(self._summary_steps), lowest)
 
     def _find_summaries(self, keys: set[str], below: int) -> None:
@@ -478,18 +495,33 @@ class History:
         )
 
     def _summarise(self, step: int, values: Mapping[str, Value], older: bool = False) -> None:
-        steps, summary = self._summary_steps, self.view.summary
+        newest = self._newest
         if not older and step >= self._top:
-            summary.update(values)
-            steps.update(dict.fromkeys(values, step))
-        else:
-            for key, value in values.items():
-                held = steps.get(key, -1)
-                if held < step or (held == step and not older):
-                    summary[key] = value
-                    steps[key] = step
+            # Rows mostly have the keys of the row before them: only the last of those is looked at.
+            if newest is not None and not newest[1].keys() <= values.keys():
+                self._fold_newest()
+            self._newest = (step, values)
+            return
+        if newest is not None:
+            self._fold_newest()
+        steps, summary = self._summary_steps, self.view.summary
+        for key, value in values.items():
+            held = steps.get(key, -1)
+            if held < step or (held == step and not older):
+                summary[key] = value
+                steps[key] = step
         if self._overrides:
             summary.update(self._overrides)
+
+    def _fold_newest(self) -> None:
+        """Bring the newest row into the summary."""
+        if self._newest is not None:
+            step, values = self._newest
+            self._newest = None
+            self.view.summary.update(values)
+            self._summary_steps.update(dict.fromkeys(values, step))
+            if self._overrides:
+                self.view.summary.update(self._overrides)
 
     def _state(self, crashed: bool = False) -> None:
         newest = self._newest_main()

@@ -41,6 +41,7 @@ class State:
         self._fd: int | None = None
         self._size = 0
         self._live_size = 0
+        self._torn = False
 
     def load(self) -> None:
         """Read every journal of the state folder; of two entries with one key the later counts. Writes nothing."""
@@ -67,14 +68,16 @@ class State:
             lines.append(seal(_dumps(entry)))
         if not lines:
             return
-        if self._size > max(_COMPACT_BYTES, 4 * self._live_size):
+        if self._torn or self._size > max(_COMPACT_BYTES, 4 * self._live_size):
             self._compact()
             return
         data = b"".join(lines)
+        self._torn = True  # until it is known that the journal ends in a whole, synced line
         if os.write(self._fd, data) != len(data):
             self._compact()
             return
         os.fdatasync(self._fd)
+        self._torn = False
         self._size += len(data)
 
     def close(self) -> None:
@@ -145,6 +148,7 @@ class State:
         replace_file(self._journal, data)
         self._fd = os.open(self._journal, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._size = self._live_size = len(data)
+        self._torn = False
 
 
 def _entry(line: bytes) -> dict[str, Any]:

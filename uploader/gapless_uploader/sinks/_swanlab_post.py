@@ -16,16 +16,19 @@ from gapless_uploader.sink import Parked, Refusal
 from gapless_uploader.sinks._swanlab_http import Declined, NotStored, Unknown
 from gapless_uploader.sinks._swanlab_media import encode_media
 from gapless_uploader.sinks._swanlab_names import section_of
-from gapless_uploader.sinks._swanlab_points import LINES_KEY, Line, Points, Portion
+from gapless_uploader.sinks._swanlab_points import Points
+from gapless_uploader.sinks._swanlab_portion import LINES_KEY, Line, Portion
 from gapless_uploader.sinks._swanlab_run import Experiment
 
 _HOPELESS = 16
 """So many rows refused, each alone, and none taken in this session: it is not the rows."""
 _MAX_SHAPES = 1_000
+_FILES = 100
+_FILES_BYTES = 4 << 20
+"""Files and their bytes that one request for links is about."""
 _PATIENCE = 8
 """So many rows of one key refused, each alone: the key's others are not tried."""
 
-Place = tuple[str, int]
 Single = tuple[str, int, bytes]
 """(name, step, the point as JSON)."""
 
@@ -140,19 +143,30 @@ class Poster:
         ]
 
     def _media(self, portion: Portion) -> list[Single]:
+        """The portion's rows, when their files are stored; a few megabytes of files are held at a time."""
         made: list[Single] = []
+        files: list[tuple[str, bytes, str]] = []
+
+        def put(path: str, content: bytes, content_type: str) -> None:
+            files.append((path, content, content_type))
+            if len(files) >= _FILES or sum(len(held) for _, held, _ in files) >= _FILES_BYTES:
+                self._experiment.put_media(files)
+                files.clear()
+
         for row in portion.media:
             place = ("media", row.name, row.step)
             if row.name in self._refused_keys:
                 self.dropped[place] = self._refused_keys[row.name]
                 continue
             told: list[str] = []
-            body = encode_media(row, self._experiment.put_media, told.append)
+            body = encode_media(row, put, told.append)
             self.notes[place] = [Refusal(row.step, row.name, reason) for reason in told]
             if body is None:
                 self.dropped[place] = ""
             else:
                 made.append((row.name, row.step, body))
+        if files:
+            self._experiment.put_media(files)
         return made
 
     # columns and keys that the tracker does not take

@@ -57,6 +57,8 @@ class Draft:
     """As it will be when the request is acknowledged."""
     place: str
     max_row_bytes: int
+    first_line: int
+    """The offset of the first line."""
     lines: list[str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     output: list[str] = field(default_factory=list)
@@ -75,18 +77,45 @@ class Draft:
     def take(self, operations: Sequence[Operation], max_rows: int, max_bytes: int) -> None:
         """Take operations until a limit is reached, one at least. Raises Parked and OSError."""
         self._rules = Rules(self.run.axes)
+        is_plain = not self._rules.any and self.progress.late != "axis"
+        lines, progress, top = self.lines, self.progress, self.progress.top
+        newest: Row | None = None
         size = 0
         for operation in operations:
-            if self.done and (size > max_bytes or len(self.lines) >= max_rows):
-                return
-            before = len(self.lines)
-            kind = type(operation)
-            if kind is Row or kind is Amend:
-                self._row(operation)  # type: ignore[arg-type]
+            if self.done and (size > max_bytes or len(lines) >= max_rows):
+                break
+            self.done += 1
+            if type(operation) is Row:
+                step = operation.step
+                # Most rows are numbers at a step above all others; they need nothing but their line.
+                if is_plain and step is not None and step > top:
+                    body = quick_body(operation.values)
+                    if body is not None and len(body) <= self.max_row_bytes:
+                        text = line(step, operation.t, operation.runtime, body)
+                        lines.append(text)
+                        size += len(text)
+                        top, newest = step, operation
+                        continue
+                self._note(newest, top)
+                newest = None
+                self._row(operation)
+            elif type(operation) is Amend:
+                self._note(newest, top)
+                newest = None
+                self._row(operation)
             else:
                 self._other(operation)
-            size += sum(map(len, self.lines[before:]))
-            self.done += 1
+                continue
+            top = progress.top
+            size += len(lines[-1]) if lines else 0
+        self._note(newest, top)
+        progress.lines = self.first_line + len(lines)
+
+    def _note(self, newest: Row | None, top: int) -> None:
+        """Rows up to `newest`, at step `top`, have their lines."""
+        if newest is not None:
+            self.progress.top = top
+            self.progress.last = [top, newest.t, newest.runtime]
 
     def _row(self, row: Row | Amend) -> None:
         progress, step = self.progress, row.step
@@ -106,14 +135,13 @@ class Draft:
         body = quick_body(values)
         bodies = [body] if body is not None and len(body) <= self.max_row_bytes else self._careful(row, values, changed)
         for body in bodies:
-            at = progress.lines if by_axis else step
+            at = self.first_line + len(self.lines) if by_axis else step
             self.lines.append(line(at, row.t, row.runtime, body))
-            progress.lines += 1
             if at >= progress.top:
                 progress.top = at
                 progress.last = [at, row.t, row.runtime]
 
-    def _careful(self, row: Row | Amend, values: dict[str, Any], changed: tuple[str, ...] | None) -> list[bytes]:
+    def _careful(self, row: Row | Amend, values: dict[str, Any], changed: tuple[str, ...] | None) -> list[str]:
         """The bodies of a row that is not all plain numbers, or too large for one line."""
         step = row.step or 0
         encoder = MediaEncoder(self.place, self.progress.increments)
@@ -147,7 +175,7 @@ class Draft:
             return [body]
         if self.progress.late == "axis":
             common = {LATE_AXIS: made.pop(LATE_AXIS)}
-            return [b"%b,%b" % (careful_body(common)[:-1], part[1:]) for part in split(made, self.max_row_bytes - 64)]
+            return [f"{careful_body(common)[:-1]},{part[1:]}" for part in split(made, self.max_row_bytes - 64)]
         raise Parked(
             f"the row of step {step} has {len(body)} bytes and W&B takes {self.max_row_bytes}; its parts would replace"
             f' each other: set late = "axis" for the sink and give the run another id, --new-id {self.run.run_id}=ID'
@@ -175,7 +203,7 @@ class Draft:
             self.refused.append(Refusal(None, None, "a row without a step"))
         if sample:
             event = {"_wandb": True, "_timestamp": row.t, "_runtime": row.runtime, **sample}
-            self.events.append(careful_body({key: plain(value) for key, value in event.items()}).decode())
+            self.events.append(careful_body({key: plain(value) for key, value in event.items()}))
             self.progress.events += 1
 
     def _other(self, operation: Operation) -> None:

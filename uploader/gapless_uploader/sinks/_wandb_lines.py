@@ -10,14 +10,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
+from orjson import OPT_PASSTHROUGH_DATACLASS, dumps
 
 from gapless_uploader.operations import Value
 
 KEPT_BY_WANDB = frozenset(["", "_step", "_timestamp", "_runtime", "_wandb", "_gapless"])
 """Keys that W&B drops, overwrites or reads as its own."""
 _INT64 = 1 << 63
-_OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS
+_OPTIONS = OPT_PASSTHROUGH_DATACLASS
 
 
 class TooBig(ValueError):
@@ -37,21 +37,21 @@ def spool_key(key: str) -> str:
     return key[1:] if key[:1] == "~" and key.lstrip("~") in KEPT_BY_WANDB else key
 
 
-def quick_body(values: Mapping[str, Value]) -> bytes | None:
+def quick_body(values: Mapping[str, Value]) -> str | None:
     """The values as a JSON object, if they are plain and finite and every key keeps its name; else None."""
     try:
-        body = orjson.dumps(values, option=_OPTIONS)
+        body = dumps(values, option=_OPTIONS)
     except TypeError:
         return None
     # `null` may stand for NaN, and a quote with one of these behind it may begin a key that W&B keeps.
     if b"null" in body or b'"_' in body or b'"~' in body or b'"":' in body:
         return None
-    return body
+    return body.decode()
 
 
-def careful_body(values: Mapping[str, Any]) -> bytes:
+def careful_body(values: Mapping[str, Any]) -> str:
     """The same for any JSON value, NaN and infinities as literals. Keys are the tracker's already."""
-    return json.dumps(values, separators=(",", ":")).encode()
+    return json.dumps(values, separators=(",", ":"))
 
 
 def plain(value: Any) -> Any:
@@ -76,18 +76,18 @@ def valid(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def line(step: int, t: float, runtime: float, body: bytes) -> str:
+def line(step: int, t: float, runtime: float, body: str) -> str:
     """The history line of a row whose values are the JSON object `body`."""
-    head = b'{"_step":%d,"_timestamp":%b,"_runtime":%b' % (step, repr(t).encode(), repr(runtime).encode())
-    return (head + body[1:] if body == b"{}" else b"%b,%b" % (head, body[1:])).decode()
+    comma = "" if body == "{}" else ","
+    return f'{{"_step":{step},"_timestamp":{t!r},"_runtime":{runtime!r}{comma}{body[1:]}'
 
 
-def split(values: Mapping[str, Any], max_bytes: int) -> list[bytes]:
+def split(values: Mapping[str, Any], max_bytes: int) -> list[str]:
     """The bodies of as many lines as it takes for each to stay within `max_bytes`, keys in their order.
 
     A single key above the limit has a body of its own all the same.
     """
-    bodies: list[bytes] = []
+    bodies: list[str] = []
     part: dict[str, Any] = {}
     size = 2
     for key, value in values.items():

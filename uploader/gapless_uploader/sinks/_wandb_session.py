@@ -140,7 +140,8 @@ class WandbSession:
         return {"run": self._place.run, **progress.to_memo()}
 
     def _draft(self, batch: Batch) -> Draft:
-        draft = Draft(batch.run, self._progress.copy(), str(self._place), self._max_row_bytes)
+        progress = self._progress.copy()
+        draft = Draft(batch.run, progress, str(self._place), self._max_row_bytes, progress.lines)
         rows = self._limits.first_rows if not self._is_proved else len(batch.operations)
         draft.take(batch.operations, rows, self._limits.max_post_bytes)
         return draft
@@ -232,7 +233,7 @@ class WandbSession:
         variables = {"name": self._place.run, "project": self._place.project, "entity": self._place.entity}
         self._http.graphql("UpsertBucket", queries.UPSERT, {**variables, "state": "crashed"})
 
-    def _body(self, draft: Draft, summary: bytes, names: list[str], end: str | None) -> bytes:
+    def _body(self, draft: Draft, summary: str, names: list[str], end: str | None) -> bytes:
         before = self._progress
         files = []
         if draft.lines:
@@ -249,7 +250,7 @@ class WandbSession:
             body += b',"complete":true,"exitcode":%d' % ((code or 0) if end == "finished" else (code or 1))
         return body + b"}"
 
-    def _summary(self, run: RunView, progress: Progress, held: dict[str, Any]) -> bytes:
+    def _summary(self, run: RunView, progress: Progress, held: dict[str, Any]) -> str:
         rules = Rules(run.axes)
         values: dict[str, Any] = {}
         for key, value in [*((key, shown[1]) for key, shown in progress.shown.items()), *run.summary.items()]:
@@ -272,12 +273,12 @@ class WandbSession:
             text = careful_body({**values, **own})
         return text
 
-    def _end_files(self, run: RunView, summary: bytes) -> list[Upload]:
+    def _end_files(self, run: RunView, summary: str) -> list[Upload]:
         import yaml
 
         config = json.loads(config_text(run, self._progress.late == "axis", self._version, self._progress.renamed))
         text = yaml.safe_dump(config, indent=4, default_flow_style=False, allow_unicode=True, width=10_000)
-        files = [Upload("wandb-summary.json", summary), Upload("config.yaml", text.encode())]
+        files = [Upload("wandb-summary.json", summary.encode()), Upload("config.yaml", text.encode())]
         if run.system:
             files.append(Upload("wandb-metadata.json", json.dumps(metadata(run), indent=2).encode()))
         return files
@@ -299,5 +300,5 @@ def _file(name: str, offset: int, lines: list[str]) -> bytes:
     return b'"%b":{"offset":%d,"content":%b}' % (name.encode(), offset, content)
 
 
-def _summary_file(summary: bytes) -> bytes:
-    return _file("wandb-summary.json", 0, [summary.decode()])
+def _summary_file(summary: str) -> bytes:
+    return _file("wandb-summary.json", 0, [summary])
