@@ -499,6 +499,23 @@ def test_a_damaged_header_in_a_folder_whose_name_is_no_utf_8_is_uploaded(spool: 
     assert 1 == sum(isinstance(op, Row) for op in turner.memory.runs["odd\\xff/run"].operations)
 
 
+def test_a_quiet_run_holds_no_session_and_the_next_row_opens_it_again(spool: SpoolDir, turners: Turners) -> None:
+    """A thousand quiet runs hold no file and no connection; a tracker that wants heartbeats keeps its own."""
+    attempt = spool.attempt()
+    attempt.log(0, a=0)
+    plain, beating = MemorySink("plain"), MemorySink("beating", heartbeat_s=30.0)
+    turner = turners(plain, beating, crashed_after_s=1e12)
+    turner.settle()
+    turner.turn(pipeline.REST_S + 1)
+    assert [1, 0] == [sink.runs["proj/run"].closed for sink in (plain, beating)]
+
+    attempt.log(1, a=1)
+    turner.settle()
+
+    assert 2 == plain.runs["proj/run"].opened
+    assert {0: {"a": 0}, 1: {"a": 1}} == rows_of(plain) == rows_of(beating)
+
+
 def test_the_summary_of_a_long_run_survives_a_restart_from_a_snapshot(
     spool: SpoolDir, turners: Turners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
