@@ -14,8 +14,6 @@ from tests.fronts.far_end import upload
 from tests.fronts.process import Trained
 from tests.sinks.harness import Point, SinkHarness, load_harness
 
-pytestmark = pytest.mark.xdist_group("loops")
-
 
 @pytest.fixture(params=["wandb", "swanlab"])
 def tracker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SinkHarness]:
