@@ -218,10 +218,10 @@ def _config(flags: dict[str, Any]) -> UploaderConfig:
 
 def _uploader(paths: list[Path], config: UploaderConfig, listener: Listener) -> Uploader:
     try:
-        sinks = config.make_sinks()
+        sinks, offered = config.make_sinks(), config.offer_sinks()
     except Misconfigured as error:
         raise click.UsageError(str(error)) from None
-    uploader = Uploader(paths, sinks, config.state, config.options(), listener)
+    uploader = Uploader(paths, sinks, config.state, config.options(), listener, offered=offered)
     try:
         uploader.start()
     except Held as error:
