@@ -22,6 +22,7 @@ from gapless_schemas.records import (
     decode_header,
     encode_header,
     encode_record,
+    encode_row,
     seal,
     unseal,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "decode_header",
     "encode_header",
     "encode_record",
+    "encode_row",
     "is_media_name",
     "path_name",
     "seal",

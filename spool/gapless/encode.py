@@ -1,7 +1,8 @@
 """From what the caller gives to a line's `data` and `marks`, both JSON already.
 
-Plain numbers and texts take a fast path. Anything else is turned into plain values first (`values.py`). Data too long
-for one line is split by keys, and a single text that is too long becomes a payload; nothing is cut.
+A flat row of plain values never comes here: the ring encodes it in one go. Anything else is turned into plain values
+first (`values.py`). Data too long for one line is split by keys, and a single text that is too long becomes a payload;
+nothing is cut.
 """
 
 from __future__ import annotations
@@ -33,18 +34,6 @@ class Part(NamedTuple):
 
     data: bytes
     marks: bytes | None
-
-
-def encode_fast(data: object) -> bytes | None:
-    """The JSON of a flat dict of plain finite numbers and texts; None when it is anything else, or empty."""
-    if type(data) is not dict or not data or not _FAST_TYPES.issuperset(map(type, data.values())):
-        return None
-    try:
-        text = orjson.dumps(data, option=orjson.OPT_STRICT_INTEGER)
-    except TypeError:  # a key that is no text, an integer beyond 53 bits, a lone surrogate
-        return None
-    # `null` stands for NaN and infinities: they need marks.
-    return None if b"null" in text or len(text) > MAX_DATA_BYTES else text
 
 
 def encode_metrics(data: Mapping[Any, Any], report: Report) -> tuple[list[Part], list[Media]]:

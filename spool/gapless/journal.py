@@ -71,19 +71,18 @@ class Journal:
 
     def drain(self) -> None:
         """Write everything that is in the ring; after an error do nothing until it is time to try again."""
-        if monotonic() < self.retry_at:
+        if self.retry_at and monotonic() < self.retry_at:
             return
         try:
             if self._segment is not None and self._segment.dirty:
                 self._leave_segment()
             if self._segment is None:
                 self._begin()
-            while True:
-                self._take()
-                start = self._index(self.written)
-                if start >= len(self._kept):
-                    break
-                self._write(start)
+            self._take()
+            while self._kept and self._kept[-1].number > self.written:
+                self._write(self._index(self.written))
+                if self._ring.inbox:
+                    self._take()
         except (OSError, MemoryError) as error:
             self._fail(error)
         else:
@@ -172,7 +171,7 @@ class Journal:
                 break
         segment = self._segment
         assert segment is not None  # noqa: S101  # `drain` began one
-        segment.append(b"".join(lines))
+        segment.append(lines[0] if len(lines) == 1 else b"".join(lines))
         self.written = self._kept[start].number + len(lines) - 1
         segment.dirty = False
         # Not beside a running sync: the kernel tells an error once, and to only one of two syncs.

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from threading import RLock
 from time import monotonic, time
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gapless_schemas import encode_record
+from gapless_schemas import encode_record, encode_row
 
 AUTO: Final = -1
 """In place of a step: the next one."""
@@ -110,6 +110,34 @@ class Ring:
     @property
     def size_bytes(self) -> int:
         return self._last.end - self.released[1]
+
+    def append_plain(self, step: int, data: dict[str, Any], t: float | None) -> bool:
+        """Hand over one row of plain values, the short way; False, and nothing done, where anything is out of the way.
+
+        This stands in the training's way at every `log`, so it calls as little as it can.
+        """
+        with self._lock:
+            last = self._last
+            if last.floating or last.gap is not None or self._pending is not last:
+                return False
+            if step == AUTO:
+                step = last.next_step
+            next_step = last.next_step if last.own and last.next_step > step else step + 1
+            line = encode_row(last.seq + 1, time() if t is None else t, monotonic() - self.began, step, data)
+            if line is None:
+                return False
+            number, end = self.released
+            new_end = last.end + len(line)
+            if new_end - end > self.max_bytes or last.number - number >= self.max_rows:
+                return False
+            row = Row(last.seq + 1, last.number + 1, new_end, next_step, False, True, line, None, None)
+            # As in `_hand_over`: between this comparison and the next line no signal handler runs.
+            if self._last is not last:
+                return False
+            self._pending = row
+            self.inbox.append(row)
+            self._last = self._pending
+            return True
 
     def append(
         self,

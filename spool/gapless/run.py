@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, Self
 import orjson
 
 from gapless import exits
-from gapless.encode import Part, encode_config, encode_fast, encode_metrics, encode_plain
+from gapless.encode import Part, encode_config, encode_metrics, encode_plain
 from gapless.numeric import Refused, as_number
 from gapless.place import Place
 from gapless.redact import scrub_text
@@ -82,16 +82,14 @@ class Run:
         if (self._finished or self._pid != getpid()) and not self._open():
             return
         at = None if t is None else self._time(t)
-        encoded = encode_fast(data)
-        if encoded is None:
+        number = AUTO if step is None else step
+        plain = type(data) is dict and data and type(number) is int and (0 <= number <= MAX_STEP or step is None)
+        if plain and self._ring.append_plain(number, data, at):  # type: ignore[arg-type]
+            writer = self._writer
+            if writer.inline or writer.parked:
+                writer.nudge()
+        else:
             self._log_any(data, step, at)
-            return
-        if step is None:
-            step = AUTO
-        elif type(step) is not int or not 0 <= step <= MAX_STEP:
-            step = self._step(step)
-        self._ring.append("metrics", step, encoded, None, t=at)
-        self._writer.nudge()
 
     def define_axis(
         self, key: str, axis: str | None = None, *, summary: Literal["last", "min", "max", "mean", "none"] | None = None

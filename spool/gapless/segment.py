@@ -44,9 +44,9 @@ class Segment:
     def append(self, data: bytes) -> None:
         """Write all of `data`; the caller clears `dirty` once it has counted it. Raises OSError."""
         self.dirty = True
-        left = memoryview(data)
+        left: bytes | memoryview = data
         interrupted = 0
-        while left:
+        while True:
             try:
                 written = os.write(self._fd, left)
             except InterruptedError:
@@ -54,10 +54,12 @@ class Segment:
                 if interrupted > _EINTR_TRIES:
                     raise
                 continue
+            self.size += written
+            if written == len(left):
+                return
             if written == 0:
                 raise OSError(errno.EIO, "the file took no bytes")
-            left = left[written:]
-            self.size += written
+            left = memoryview(left)[written:]
 
     def sync(self) -> None:
         """Return once all that was appended before is on the disk, the file's name too. Raises OSError."""

@@ -19,7 +19,8 @@ from typing import Any
 from gapless._fronts.fields import field, text_or_none
 from gapless._fronts.stats_table import stats_table
 from gapless.config import read_environment
-from gapless.run import Run, init
+from gapless.opening import init
+from gapless.run import Run
 from gapless.values import as_mapping
 
 _SUPERSEDED_TIMEOUT_S = 2.0
@@ -55,6 +56,8 @@ class StatsLogger:
         self.start_time = time.perf_counter()
         self._options = self._identity()
         self.run = init(**self._options)
+        if self.run.is_writer:
+            self._say(f"Stats go to {self.run.path}, for {', '.join(self._options['sinks']) or 'whoever asks'}.")
 
     def commit(
         self, epoch: int, step: int, global_step: int, data: Mapping[Any, Any] | Iterable[Mapping[Any, Any]]

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from hashlib import sha256
+from threading import Thread, current_thread
 from types import TracebackType
 from typing import Any, ClassVar, Final, Protocol, Self
 
@@ -23,9 +24,12 @@ from gapless._fronts.noted import noted_environment, wandb_names
 from gapless._fronts.patch import install
 from gapless._fronts.samples import DapoFilteredRewardTableLogger, ValidationGenerationsLogger
 from gapless.config import read_environment
+from gapless.numeric import as_number
+from gapless.opening import init
 from gapless.payloads import Table
-from gapless.run import Run, init
-from gapless.values import as_mapping, as_number
+from gapless.run import Run
+from gapless.values import as_mapping
+from gapless.warn import Warner
 
 __all__ = ["DapoFilteredRewardTableLogger", "Tracking", "ValidationGenerationsLogger", "install"]
 
@@ -70,13 +74,14 @@ class Tracking:
             elif name not in self.supported_backend:
                 raise ValueError(f"{name} is not supported; there are: {', '.join(self.supported_backend)}")
         kinds = tracker_kinds(backends)
-        self.run = _open(names(project_name, experiment_name), kinds, config, is_writer=bool(backends))
+        self._names = names(project_name, experiment_name)
+        self.run = _open(self._names, kinds, config, is_writer=bool(backends))
         self.logger: dict[str, _Logger] = dict.fromkeys(kinds, self.run)
         """Backend -> what logs to it; the trackers share one run."""
         if "console" in backends:
             self.logger["console"] = _Console()
         # A trainer that returns just lets go of its Tracking, in workers that end without an interpreter's exit.
-        self._release = weakref.finalize(self, _finish, self.run, None)
+        self._release = weakref.finalize(self, _let_go, self._names, self.run)
         self._release.atexit = False  # `gapless.exits` ends runs then, and knows of an exception
 
     def log(self, data: Mapping[Any, Any], step: Any, backend: str | Iterable[str] | None = None) -> None:
@@ -94,7 +99,7 @@ class Tracking:
     def finish(self, exit_code: int | None = 0) -> None:
         """End the run, `failed` where `exit_code` is neither 0 nor None. A second call does nothing."""
         if self._release.detach() is not None:
-            _finish(self.run, exit_code)
+            _finish(self._names, self.run, exit_code)
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +108,7 @@ class Tracking:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._release.detach() is not None:
-            closed(self.run)
+            closed(self._names, self.run)
             self.run.__exit__(kind, error, traceback)
 
 
@@ -141,6 +146,8 @@ def _open(which: Names, kinds: list[str], config: Any, is_writer: bool) -> Run:
         **(wandb_names(noted) if "wandb" in kinds else {}),
     )
     opened(which, run)
+    if run.is_writer:
+        Warner().say(f"{which[1]} writes to {run.path}, for {', '.join(kinds) or 'whoever asks'}")
     return run
 
 
@@ -167,6 +174,17 @@ def _is_frame(value: Any) -> bool:
     return type(value).__module__.startswith("pandas") and hasattr(value, "itertuples")
 
 
-def _finish(run: Run, exit_code: int | None) -> None:
-    closed(run)
+def _let_go(which: Names, run: Run) -> None:
+    """End the run of a Tracking that nobody holds any more."""
+    if not current_thread().daemon:
+        _finish(which, run, None)
+        return
+    # The garbage was collected in a thread of the background, maybe in the run's own writer, which must not wait for
+    # itself.
+    with suppress(RuntimeError):  # the interpreter is ending, and ends the run itself
+        Thread(target=_finish, args=(which, run, None), daemon=True).start()
+
+
+def _finish(which: Names, run: Run, exit_code: int | None) -> None:
+    closed(which, run)
     run.finish(exit_code)

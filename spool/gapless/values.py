@@ -69,7 +69,7 @@ class Plain:
         if number is not None:
             return self.value(number, path)
         if isinstance(value, Enum):
-            return self._text(value.value if isinstance(value.value, str) else value.name, path)
+            return self.value(value.value if isinstance(value.value, str | tuple | list) else value.name, path)
         if isinstance(value, str):
             return self._text(str.__str__(value), path)
         if isinstance(value, (bytes, bytearray, memoryview)):

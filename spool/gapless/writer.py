@@ -42,6 +42,8 @@ class Writer:
         """Callers write by themselves."""
         self.sync_each = sync_each
         self.threaded = False
+        self.parked = False
+        """The thread waits to be told of the next row."""
         self.opened = Event()
         """The first segment's header and the rows before it are written, or the first try has failed."""
         self.described = Event()
@@ -57,7 +59,6 @@ class Writer:
         self._last_row = monotonic()
         self._last_seq = 0
         self._bell = Bell()
-        self._parked = False
         self._sync_wanted = False
         self._closing = False
         self._ending = False
@@ -82,7 +83,7 @@ class Writer:
         """Called after a row was handed over: write it here, or wake the thread if it is parked."""
         if self.inline:
             self._write_inline()
-        if self._parked:
+        if self.parked:
             self._bell.ring()
 
     def sync(self) -> None:
@@ -211,8 +212,8 @@ class Writer:
         if journal.synced < journal.written:
             due = min(due, journal.last_sync + SYNC_S)
         # Callers that write themselves need the thread for the sync only, and here it is due soon without them.
-        self._parked = not self.inline or journal.synced >= journal.written
+        self.parked = not self.inline or journal.synced >= journal.written
         # A row handed over before the line above was seen by nobody: look once more.
         if not (self._ring.inbox or self._closing or self._sync_wanted or self._description):
             self._bell.wait(max(0.001, due - now))
-        self._parked = False
+        self.parked = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from gapless._fronts import current
 from gapless._fronts.noted import NOTED
-from tests.fronts.process import Trained, train_twice
+from tests.fronts.process import Trained, once, train_twice
 
 _PREFIXES = ("GAPLESS_", "WANDB_", "SWANLAB_", "SLURM_", "TORCHELASTIC_", "MLFLOW_", "RAY_", "VERL_")
 
@@ -32,11 +33,16 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     current._own.clear()
 
 
+def _trained(factory: pytest.TempPathFactory, script: str, **environment: str) -> Trained:
+    folder = once(factory, script, lambda folder: train_twice(folder, script, **environment))
+    return Trained(folder / "spool", json.loads((folder / "printed.json").read_text()))
+
+
 @pytest.fixture(scope="session")
 def areal_trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return train_twice(tmp_path_factory.mktemp("areal_trained"), "areal_loop.py")
+    return _trained(tmp_path_factory, "areal_loop.py")
 
 
 @pytest.fixture(scope="session")
 def verl_trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return train_twice(tmp_path_factory.mktemp("verl_trained"), "verl_loop.py", SLURM_JOB_ID="4711")
+    return _trained(tmp_path_factory, "verl_loop.py", SLURM_JOB_ID="4711")

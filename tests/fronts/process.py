@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
+from filelock import FileLock
 
 HERE = Path(__file__).parent
 
@@ -67,11 +72,23 @@ class Trained:
     """What the second start's ranks said."""
 
 
-def train_twice(folder: Path, script: str, **environment: str) -> Trained:
-    """Both phases of a loop: the first is killed on both ranks, the second ends."""
+def train_twice(folder: Path, script: str, **environment: str) -> None:
+    """Both phases of a loop into FOLDER/spool: the first is killed on both ranks, the second ends."""
     root = folder / "spool"
     first = train_ranks(script, root, folder, "first", **environment)
     assert [rank.returncode for rank in first] == [-signal.SIGKILL] * 2, first
     second = train_ranks(script, root, folder, "second", **environment)
     assert [rank.returncode for rank in second] == [0, 0], second
-    return Trained(root, [rank.stdout for rank in second])
+    (folder / "printed.json").write_text(json.dumps([rank.stdout for rank in second]))
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that `make` filled, in whichever of pytest-xdist's workers came first."""
+    shared = factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
+    folder = shared / f"fronts-{name}"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "made").exists():
+            folder.mkdir()
+            make(folder)
+            (folder / "made").touch()
+    return folder

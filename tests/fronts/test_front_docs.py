@@ -18,8 +18,6 @@ from tests.spool.oracle import only
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("areal", "verl", "trainers", "differences")
 
-pytestmark = pytest.mark.xdist_group("transformers")
-
 
 def blocks(page: str) -> list[str]:
     """The page's Python."""

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.fronts.far_end import FarEnd, upload
-from tests.fronts.process import train
+from tests.fronts.process import once, train
 from tests.spool.oracle import records
-
-pytestmark = pytest.mark.xdist_group("lightning")
 
 Trained = tuple[dict[str, FarEnd], dict[tuple[int, str], float], Path]
 
@@ -19,8 +17,11 @@ Trained = tuple[dict[str, FarEnd], dict[tuple[int, str], float], Path]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """The far end of each run, what the CSV logger got, and the spool."""
-    folder = tmp_path_factory.mktemp("lightning")
-    train("train_lightning.py", folder / "spool", folder)
+
+    def make(folder: Path) -> None:
+        train("train_lightning.py", folder / "spool", folder)
+
+    folder = once(tmp_path_factory, "lightning", make)
     (metrics,) = (folder / "csv").rglob("metrics.csv")
     with metrics.open() as file:
         held = {
@@ -29,7 +30,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
             for key, value in row.items()
             if value and key != "step"
         }
-    return upload(folder / "spool", folder), held, folder / "spool"
+    return upload(folder / "spool", tmp_path_factory.mktemp("lightning")), held, folder / "spool"
 
 
 def test_every_value_of_the_trainer_arrives(trained: Trained) -> None:

@@ -12,8 +12,6 @@ from tests.fronts.process import Trained
 from tests.fronts.shapes import SWANLAB_KEY, WANDB_KEY
 from tests.spool.oracle import header, records, segments
 
-pytestmark = pytest.mark.xdist_group("loops")
-
 Loop = tuple[FarEnd, Path, list[str]]
 """The far end of the loop's only run, its folder in the spool, and what the second start's ranks printed."""
 

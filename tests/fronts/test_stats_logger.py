@@ -216,6 +216,15 @@ def test_a_commit_says_what_areals_says(root: Path, caplog: pytest.LogCaptureFix
     assert "│ loss │ 5.0000e-01 │" in caplog.messages[2]
 
 
+def test_where_rows_go_is_said_once(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The run's folder and the trackers asked for, when the run begins."""
+    with caplog.at_level(logging.INFO, logger="StatsLogger"):
+        logger = StatsLogger(experiment(root, wandb=WandB("online")), FinetuneSpec())
+
+    assert logger.run is not None
+    assert caplog.messages == [f"Stats go to {logger.run.path}, for wandb."]
+
+
 def test_a_log_handler_that_raises_hurts_nothing(root: Path) -> None:
     """What is said is worth less than what is recorded: the row is written."""
 

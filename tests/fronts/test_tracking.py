@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from gapless._fronts import current
 from gapless.tracking import Tracking
 from tests.fronts.shapes import verl_config
 from tests.spool.oracle import header, only, records, segments
@@ -133,6 +135,14 @@ def test_a_row_for_several_trackers_is_written_once(root: Path) -> None:
     tracking.log({"a": 1}, step=1)
 
     assert rows(tracking) == [(1, {"a": 1})]
+
+
+def test_where_rows_go_is_said_once(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run's folder and the trackers asked for, on stderr when the run begins."""
+    tracking = Tracking("p", "e", ["console", "wandb", "swanlab"])
+    tracking.log({"a": 1}, step=1)
+
+    assert capsys.readouterr().err == f"gapless: e writes to {tracking.run.path}, for wandb, swanlab\n"
 
 
 def test_console_alone_is_spooled_too(root: Path) -> None:
@@ -332,6 +342,31 @@ def test_letting_go_ends_the_run(root: Path) -> None:
 
     folder = fit()
     gc.collect()
+
+    assert only(folder, "finish")[0].data == {"state": "finished", "exit_code": None}
+
+
+def test_letting_go_in_the_background_ends_the_run(root: Path) -> None:
+    """Garbage may be collected in the run's own writer thread: the run ends, and no thread waits for itself."""
+    tracking = Tracking("p", "e", "wandb")
+    run = tracking.run
+    held = [tracking]
+    del tracking
+    background = Thread(target=held.clear, daemon=True)
+    background.start()
+    background.join()
+
+    assert run._writer.done.wait(30)
+    assert only(run.path, "finish")[0].data == {"state": "finished", "exit_code": None}
+
+
+def test_letting_go_while_tables_are_logged_waits_for_nobody(root: Path) -> None:
+    """Garbage may be collected between any two steps of the logger of tables, which holds a lock there."""
+    tracking = Tracking("p", "e", "wandb")
+    folder = tracking.run.path
+    with current._lock:
+        del tracking
+        gc.collect()
 
     assert only(folder, "finish")[0].data == {"state": "finished", "exit_code": None}
 

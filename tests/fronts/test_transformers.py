@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fronts.far_end import FarEnd, upload
-from tests.fronts.process import train
-
-pytestmark = pytest.mark.xdist_group("transformers")
+from tests.fronts.process import once, train
 
 GPT2_PARAMETERS = (32 + 16) * 16 + (16 * 48 + 48) + (16 * 16 + 16) + (16 * 64 + 64) + (64 * 16 + 16) + 3 * 2 * 16
 """Two embeddings, four projections with bias, three layer norms."""
@@ -20,11 +18,14 @@ GPT2_PARAMETERS = (32 + 16) * 16 + (16 * 48 + 48) + (16 * 16 + 16) + (16 * 64 + 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, FarEnd], dict[str, Any], Path]:
     """The far end of each run, what the Trainer says it logged, and the spool."""
-    folder = tmp_path_factory.mktemp("transformers")
-    (folder / "out").mkdir()
-    train("train_transformers.py", folder / "spool", folder / "out")
+
+    def make(folder: Path) -> None:
+        (folder / "out").mkdir()
+        train("train_transformers.py", folder / "spool", folder / "out")
+
+    folder = once(tmp_path_factory, "transformers", make)
     history = json.loads((folder / "out/history.json").read_text())
-    return upload(folder / "spool", folder), history, folder / "spool"
+    return upload(folder / "spool", tmp_path_factory.mktemp("transformers")), history, folder / "spool"
 
 
 def expected(history: dict[str, Any]) -> dict[tuple[int, str], float]:

@@ -45,8 +45,8 @@ class Harness(SinkHarness):
         return found[0] if found else None
 
     def held(self, value: Value) -> int | float:
-        """SQLite has no booleans and no negative zero."""
-        return int(value) if isinstance(value, bool) else value + 0  # type: ignore[operator, return-value]
+        """SQLite has no booleans."""
+        return int(value) if isinstance(value, bool) else value  # type: ignore[return-value]
 
     def close(self) -> None:
         self._patch.undo()

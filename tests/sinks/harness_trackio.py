@@ -13,6 +13,7 @@ os.environ["TRACKIO_DIR"] = mkdtemp(prefix="gapless-trackio-")
 FOLDER = Path(os.environ["TRACKIO_DIR"])
 atexit.register(rmtree, FOLDER, True)
 
+import trackio  # noqa: E402
 from trackio.sqlite_storage import SQLiteStorage  # noqa: E402
 from trackio.utils import MEDIA_DIR, deserialize_values  # noqa: E402
 
@@ -20,6 +21,8 @@ from gapless_uploader.operations import Value  # noqa: E402
 from gapless_uploader.sink import RunView  # noqa: E402
 from gapless_uploader.sinks.trackio import TrackioSink  # noqa: E402
 from tests.sinks.harness import Point, SinkHarness  # noqa: E402
+
+__all__ = ["FOLDER", "Harness", "SQLiteStorage", "trackio"]
 
 
 class Harness(SinkHarness):

@@ -93,7 +93,7 @@ class Harness(SinkHarness):
             for key, value in row.items():
                 if isinstance(value, str):
                     found[row["_step"], key] = value
-                elif isinstance(value, dict) and value["_type"] == "table-file":
+                elif isinstance(value, dict) and value["_type"] in ("table-file", "incremental-table-file"):
                     found[row["_step"], key] = held.files[value["path"]].decode()
         return found
 

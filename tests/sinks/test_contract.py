@@ -259,43 +259,56 @@ def test_a_lost_state_doubles_nothing(harness: SinkHarness) -> None:
 def test_random_histories_with_crashes_match_a_model(harness: SinkHarness) -> None:
     """Any mix of rows, changes, late steps, rewinds and crashes leaves what a dictionary leaves."""
     needs_exactly_once(harness)
+    for seed in range(harness.random_histories):
+        play(harness, seed)
+
+
+@pytest.mark.torture
+def test_many_random_histories_with_crashes_match_a_model(harness: SinkHarness) -> None:
+    """The same, twenty times as many."""
+    needs_exactly_once(harness)
+    for seed in range(1_000, 1_000 + 20 * harness.random_histories):
+        play(harness, seed)
+
+
+def play(harness: SinkHarness, seed: int) -> None:
+    """One random history against its model."""
     can = harness.sink().capabilities
     rewinds = can.rewind and harness.keeps_history
-    for seed in range(harness.random_histories):
-        run = view(run_id=f"random-{seed}")
-        chance = random.Random(seed)
-        model: dict[tuple[int, str], Row] = {}
-        memo, highest, clock = {}, 0, T0
-        for _ in range(chance.randint(1, 6)):
-            operations: list[Operation] = []
-            for _ in range(chance.randint(1, 8)):
-                clock += 1
-                kind = chance.random()
-                if kind < 0.12 and rewinds:
-                    step = chance.randint(0, highest)
-                    operations.append(Rewind(step))
-                    model = {place: one for place, one in model.items() if place[0] < step}
-                    continue
-                step = chance.randint(0, highest) if kind < 0.4 and can.late_steps else highest + chance.randint(1, 3)
-                highest = max(highest, step)
-                values = {key: float(chance.randint(0, 99)) for key in chance.sample("abcd", chance.randint(1, 3))}
-                held = {key: one.values[key] for (at, key), one in model.items() if at == step}
-                if held and not can.rewind:
-                    values = {key: value for key, value in values.items() if key not in held}
-                changed = {key: value for key, value in values.items() if held.get(key) != value}
-                if not changed:
-                    continue
-                if held:
-                    operations.append(Amend(step, clock, 0.0, {**held, **changed}, tuple(changed)))
-                else:
-                    operations.append(Row(step, clock, 0.0, changed))
-                model.update(((step, key), Row(step, clock, 0.0, {key: value})) for key, value in changed.items())
-            for place in range(chance.choice((1, 1, 2, 3))):
-                done = write(harness.sink(), run, memo, *operations, uncertain=place > 0) if operations else None
-            memo = memo if done is None else done.memo
+    run = view(run_id=f"random-{seed}")
+    chance = random.Random(seed)
+    model: dict[tuple[int, str], Row] = {}
+    memo, highest, clock = {}, 0, T0
+    for _ in range(chance.randint(1, 6)):
+        operations: list[Operation] = []
+        for _ in range(chance.randint(1, 8)):
+            clock += 1
+            kind = chance.random()
+            if kind < 0.12 and rewinds:
+                step = chance.randint(0, highest)
+                operations.append(Rewind(step))
+                model = {place: one for place, one in model.items() if place[0] < step}
+                continue
+            step = chance.randint(0, highest) if kind < 0.4 and can.late_steps else highest + chance.randint(1, 3)
+            highest = max(highest, step)
+            values = {key: float(chance.randint(0, 99)) for key in chance.sample("abcd", chance.randint(1, 3))}
+            held = {key: one.values[key] for (at, key), one in model.items() if at == step}
+            if held and not can.rewind:
+                values = {key: value for key, value in values.items() if key not in held}
+            changed = {key: value for key, value in values.items() if held.get(key) != value}
+            if not changed:
+                continue
+            if held:
+                operations.append(Amend(step, clock, 0.0, {**held, **changed}, tuple(changed)))
+            else:
+                operations.append(Row(step, clock, 0.0, changed))
+            model.update(((step, key), Row(step, clock, 0.0, {key: value})) for key, value in changed.items())
+        for place in range(chance.choice((1, 1, 2, 3))):
+            done = write(harness.sink(), run, memo, *operations, uncertain=place > 0) if operations else None
+        memo = memo if done is None else done.memo
 
-        if model:
-            assert harness.expect(model.values()) == harness.actual(run), f"seed {seed}"
+    if model:
+        assert harness.expect(model.values()) == harness.actual(run), f"seed {seed}"
 
 
 # Values

@@ -24,16 +24,18 @@ def tables() -> list[dict[str, list[str]]]:
 
 def test_every_sink_has_its_rows() -> None:
     """Each kind is in the table of what it holds and in the table of how a row arrives once."""
-    holds, once = tables()
+    holds, once, *_ = tables()
 
-    assert set(holds) == set(once) == set(SINKS)
+    assert set(SINKS) <= set(holds)
+    assert set(holds) == set(once)
 
 
 def test_the_table_says_what_the_sinks_declare() -> None:
     """A capability that a sink declares is no 'no' in its row, and one it lacks is no plain 'yes'."""
-    holds, _ = tables()
+    holds, *_ = tables()
     wrong = []
-    for kind, cells in holds.items():
+    for kind in SINKS:
+        cells = holds[kind]
         can: Capabilities = make_sink(TARGETS.get(kind, kind)).capabilities
         for name, cell in zip(HEADINGS, cells[1:], strict=True):
             declared = getattr(can, name)
@@ -45,11 +47,11 @@ def test_the_table_says_what_the_sinks_declare() -> None:
 
 def test_at_least_once_is_said_where_it_is_so() -> None:
     """Exactly the sinks that promise at least once say so on the page."""
-    _, once = tables()
+    _, once, *_ = tables()
     promises = {kind: make_sink(TARGETS.get(kind, kind)).capabilities.exactly_once for kind in SINKS}
     declared = {kind for kind, promise in promises.items() if promise.startswith("at least once")}
 
-    assert {kind for kind, cells in once.items() if "at least once" in cells[2]} == declared
+    assert {kind for kind in SINKS if "at least once" in once[kind][2]} == declared
 
 
 def test_the_template_is_short() -> None:

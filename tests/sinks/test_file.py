@@ -150,3 +150,19 @@ def test_a_rewind_that_fails_anywhere_is_undone(
 
     sink.open(RUN, memo).close()
     assert lines(tmp_path) == before
+
+
+def test_a_run_named_like_anothers_file_leaves_it_alone(tmp_path: Path) -> None:
+    """A run whose id is another's file name, from a spool nobody vouches for, touches nothing of it."""
+    sink = FileSink(str(tmp_path))
+    other = view(name=None, run_id="r-1.jsonl")
+    memo = write(sink, other, {}, row(0), row(1)).memo
+    before = {path.name: path.read_bytes() for path in (tmp_path / "grpo").iterdir()}
+    write(sink, other, memo, Rewind(1), row(1, loss=9.0))
+    write(sink, RUN, {}, row(0))
+    sink.open(RUN, {}).close()
+    sink.open(other, memo).close()
+
+    assert before == {
+        path.name: path.read_bytes() for path in (tmp_path / "grpo").iterdir() if "r-1.jsonl." in path.name
+    }

@@ -6,13 +6,12 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-import trackio
 
 from gapless_uploader.operations import Config, Rewind, Row, Table
 from gapless_uploader.sink import Misconfigured, Retryable
 from gapless_uploader.sinks.trackio import TrackioSink
 from tests.sinks.harness import T0, amend, batch, row, view, write
-from tests.sinks.harness_trackio import FOLDER, Harness, SQLiteStorage
+from tests.sinks.harness_trackio import FOLDER, Harness, SQLiteStorage, trackio
 
 RUN = view(config={"lr": 0.1, "big": 2**70}, system={"user": "me"})
 

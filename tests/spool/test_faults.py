@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from time import sleep
 
+import orjson
 import pytest
 
 import gapless
 from gapless import journal
 from tests.spool.children import row
 from tests.spool.disk import ERRNOS, Call, Disk
-from tests.spool.oracle import records
+from tests.spool.oracle import records, segments
 
 
 @pytest.fixture(autouse=True)
@@ -173,8 +174,11 @@ def test_a_failed_sync_is_never_trusted_again(tmp_path: Path) -> None:
         run = log_script(tmp_path, "thread")
         run.finish()
     check_whole(run)
+    trusted = [path for path in segments(run.path) if str(path) not in failed]
+    seqs = {orjson.loads(line).get("seq") for path in trusted for line in path.read_bytes().split(b"\n")[1:-1]}
 
     assert len(failed) == 2
+    assert seqs == {record.seq for found in records(run.path).values() for record in found}
 
 
 def test_the_warning_comes_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

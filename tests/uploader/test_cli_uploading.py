@@ -259,8 +259,8 @@ def test_a_signal_stops_it_cleanly(root: Path, number: signal.Signals):
     assert told[-1] == {"event": "stopped", "rows": 60, "times": 1}
 
 
-HANGING = """
-import sys, threading
+HANGING = r"""
+import os, sys, threading
 from gapless_uploader import sinks
 from gapless_uploader.cli import main
 from gapless_uploader.sinks.memory import MemorySink
@@ -270,7 +270,7 @@ class HangingSink(MemorySink):
         super().__init__(target)
         self.before_write = self.hang
     def hang(self, batch):
-        print("hanging", flush=True)
+        os.write(1, b"hanging\n")
         threading.Event().wait()
 
 sys.modules["hanging"] = sys.modules["__main__"]
@@ -291,16 +291,17 @@ def test_a_hanging_sink_does_not_keep_it(root: Path, signals: int):
     ) as child:
         assert child.stdout is not None
         assert child.stderr is not None
-        assert child.stdout.readline() == b"hanging\n"
+        told = child.stdout.readline()
         began = time.monotonic()
         child.terminate()
         if signals == 2:
-            while b"stopping" not in child.stderr.readline():
+            while (said := child.stderr.readline()) and b"stopping" not in said:
                 pass
             child.terminate()
         child.wait(60)
         took = time.monotonic() - began
 
+    assert told == b"hanging\n"
     assert took < 10.0
     assert child.returncode == (128 + signal.SIGTERM if signals == 2 else 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -477,6 +478,42 @@ def test_a_damaged_header_is_reported_and_all_its_records_arrive(spool: SpoolDir
 
     assert 5 == len(rows_of(turner.memory))
     assert told(turner, events.DamageFound) or told(turner, events.SpoolProblem)
+
+
+def test_a_damaged_header_in_a_folder_whose_name_is_no_utf_8_is_uploaded(spool: SpoolDir, turners: Turners) -> None:
+    """Its progress is kept under the name with its bytes written out."""
+    attempt = spool.attempt()
+    attempt.log(0, a=1)
+    data = bytearray(attempt.path.read_bytes())
+    data[20] ^= 1
+    odd = spool.root / os.fsdecode(b"odd\xff") / "run"
+    odd.mkdir(parents=True)
+    (odd / attempt.path.name).write_bytes(bytes(data))
+    attempt.path.unlink()
+    turner = turners()
+    turner.settle()
+    turner.crash()
+    turner.settle()
+
+    assert {0: {"a": 1}} == rows_of(turner.memory, project="odd\\xff")
+    assert 1 == sum(isinstance(op, Row) for op in turner.memory.runs["odd\\xff/run"].operations)
+
+
+def test_a_quiet_run_holds_no_session_and_the_next_row_opens_it_again(spool: SpoolDir, turners: Turners) -> None:
+    """A thousand quiet runs hold no file and no connection; a tracker that wants heartbeats keeps its own."""
+    attempt = spool.attempt()
+    attempt.log(0, a=0)
+    plain, beating = MemorySink("plain"), MemorySink("beating", heartbeat_s=30.0)
+    turner = turners(plain, beating, crashed_after_s=1e12)
+    turner.settle()
+    turner.turn(pipeline.REST_S + 1)
+    assert [1, 0] == [sink.runs["proj/run"].closed for sink in (plain, beating)]
+
+    attempt.log(1, a=1)
+    turner.settle()
+
+    assert 2 == plain.runs["proj/run"].opened
+    assert {0: {"a": 0}, 1: {"a": 1}} == rows_of(plain) == rows_of(beating)
 
 
 def test_the_summary_of_a_long_run_survives_a_restart_from_a_snapshot(

@@ -81,7 +81,7 @@ def watch(root: Path, exit_when_done: bool, no_events: bool, dry_run: bool, as_j
         _say_plan([root], config, as_json)
         return
     table = LiveTable.on(sys.stderr) if not as_json else None
-    lines = table or LineListener(sys.stdout if as_json else sys.stderr, as_json)
+    lines: LiveTable | LineListener = table or LineListener(sys.stdout if as_json else sys.stderr, as_json)
     metrics = Metrics() if config.metrics_port is not None else None
     listener = _both(lines, metrics) if metrics else lines
     with ExitStack() as stack:
@@ -91,7 +91,7 @@ def watch(root: Path, exit_when_done: bool, no_events: bool, dry_run: bool, as_j
         if table is not None:
             table.follow(uploader)
             stack.enter_context(table)
-        on_turn = _each_turn(uploader, table.refresh if table else None, metrics)
+        on_turn = _each_turn(uploader, lines.refresh, metrics)
         _run_watch(uploader, listener, _all_over if exit_when_done else _never, on_turn, not no_events)
     if isinstance(lines, LineListener):
         lines.flush()
@@ -284,14 +284,13 @@ def _both(one: Listener, other: Listener) -> Listener:
 
 
 def _each_turn(
-    uploader: Uploader, refresh: Callable[[float], None] | None, metrics: Metrics | None
+    uploader: Uploader, refresh: Callable[[float], None], metrics: Metrics | None
 ) -> Callable[[float], None]:
     due = 0.0
 
     def on_turn(now: float) -> None:
         nonlocal due
-        if refresh is not None:
-            refresh(now)
+        refresh(now)
         if metrics is not None and now >= due:
             due = now + 1.0
             metrics.observe(uploader)

@@ -228,6 +228,11 @@ class LineListener:
             self.flush()
         self._say(event, times)
 
+    def refresh(self, now: float) -> None:
+        """Say what was gathered when it is time. `now` is monotonic seconds."""
+        if self._gathered and now - self._flushed >= _GATHER_S:
+            self.flush()
+
     def flush(self) -> None:
         """Say how many rows were uploaded since it was said last."""
         self._flushed = time.monotonic()

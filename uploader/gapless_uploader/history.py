@@ -124,17 +124,27 @@ class History:
         attempt = self.attempts[attempt_id]
         attempt.index.note(taken.segment, taken.start, taken.end, taken.records)
         self._rebase(attempt)
-        for at, record in enumerate(taken.records):
+        records = taken.records
+        for at, record in enumerate(records):
             kind = record.kind
             if kind == "metrics":
-                data = record.data
-                values = data if None not in data.values() else _without_none(data)
-                self._row(attempt, taken.records, at, values)
+                values = record.data
+                if None in values.values():
+                    values = _without_none(values)
+                step = record.step
+                # Nearly every record is the next step of a known attempt: no call for it that is not needed.
+                if step is not None and self._top < step <= attempt.limit and values and attempt.first_step is not None:
+                    self.rows += 1
+                    self.last_step = self._top = step
+                    attempt.steps.add(step)
+                    self._new_row(attempt, record, attempt.base + record.mono, values)
+                else:
+                    self._row(attempt, records, at, values)
             elif kind in ("table", "text", "media"):
                 folder = paths[attempt_id][taken.segment].parent / "media"
                 found = payload_of(record, folder)
                 if found is not None:
-                    self._row(attempt, taken.records, at, {found[0]: found[1]})
+                    self._row(attempt, records, at, {found[0]: found[1]})
             else:
                 self._fold_newest()
                 self._meta(attempt, record)
@@ -260,10 +270,11 @@ class History:
             self._amend(attempt, records, at, runtime, values)
 
     def _new_row(self, attempt: _Attempt, record: Record, runtime: float, values: dict[str, Value]) -> None:
-        row = Row(record.step, record.t, runtime, values)
+        step = record.step or 0
+        row = Row(step, record.t, runtime, values)
         self.operations.append(row)
         self._tip = (attempt.header.attempt_id, record.seq, row)
-        self._summarise(row.step or 0, values)
+        self._summarise(step, values)
 
     def _amend(
         self, attempt: _Attempt, records: list[Record], at: int, runtime: float, values: dict[str, Value]

@@ -46,6 +46,7 @@ COMPACT_BYTES = 8 << 10
 BACKOFF_FIRST_S = 1.0
 BACKOFF_CAP_S = 60.0
 PARKED_S = 300.0
+REST_S = 60.0
 REWINDS = ("new-run", "keep-first", "mark")
 _MARK = "rewound-from-step:"
 
@@ -144,6 +145,7 @@ class Pipeline:
         self._failures = 0
         self._slice = sink.capabilities.max_operations
         self._heartbeat_at = 0.0
+        self._active_at = 0.0
         self._flush_due: bool = self.saved.get("flush", False)
         self._rewound: int | None = None
         """A step from which uploaded rows were rewound, until a fresh generation has begun."""
@@ -210,6 +212,17 @@ class Pipeline:
     @property
     def _begun(self) -> bool:
         return bool(self.saved.get("cursor"))
+
+    def rest(self, now: float) -> None:
+        """Close the session of a run that was quiet for `REST_S`: 1,000 quiet runs hold no file and no connection.
+
+        The next row opens it again. A tracker that wants heartbeats keeps its session while the run lives. Raises what
+        a session's close raises.
+        """
+        quiet = self._session is not None and not self._pending and not self._flush_due and self._rewound is None
+        lives = self.sink.capabilities.heartbeat_s is not None and self._state in (None, "running")
+        if quiet and not lives and now - self._active_at >= REST_S:
+            self._close_session()
 
     def close(self) -> dict[str, Any] | None:
         """Let go of everything; progress to commit, if any. Raises what a session's flush raises."""
@@ -329,6 +342,7 @@ class Pipeline:
             return False
         if self._session is None:
             self._session = self.sink.open(self._view(history), self._memo)
+        self._active_at = now
         part = self._pending[: self._slice]
         try:
             ack = self._session.write(Batch(part, self._view(history), self._uncertain, self._place()))

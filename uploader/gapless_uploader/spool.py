@@ -404,8 +404,8 @@ def _header_from_names(path: Path, name: str) -> Header:
     parts = SegmentName.parse(name)
     assert parts is not None  # noqa: S101 - only segments come here
     return Header(
-        project=path.parent.parent.name,
-        run_id=path.parent.name,
+        project=_as_text(path.parent.parent.name),
+        run_id=_as_text(path.parent.name),
         writer=parts.writer,
         attempt=parts.attempt,
         attempt_id=parts.short_id + "0" * 24,
@@ -417,3 +417,8 @@ def _header_from_names(path: Path, name: str) -> Header:
         created=0.0,
         resume_step=None,
     )
+
+
+def _as_text(name: str) -> str:
+    """A folder's name as text that JSON can hold, its undecodable bytes written out."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -28,28 +28,60 @@ _COMPACT_BYTES = 4 << 20
 _VERSION = 1
 
 
+class Entries(MutableMapping[Key, dict[str, Any]]):
+    """Progress by key, kept as its journal line and parsed when asked for: 100,000 ended runs cost little."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Key, bytes] = {}
+
+    def __getitem__(self, key: Key) -> dict[str, Any]:
+        return unseal(self._lines[key])
+
+    def __setitem__(self, key: Key, entry: dict[str, Any]) -> None:
+        self._lines[key] = seal(_dumps(entry))[:-1]
+
+    def __delitem__(self, key: Key) -> None:
+        del self._lines[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._lines)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def line(self, key: Key) -> bytes:
+        """The journal's line of the entry, newline included."""
+        return self._lines[key] + b"\n"
+
+
 class State:
     """The journal of one uploader. Not thread safe: only the turn commits."""
 
     def __init__(self, folder: Path, paths: Iterable[Path], problem: Callable[[str, str], None] | None = None) -> None:
         names = "\0".join(sorted(str(path) for path in paths))
         self.folder = folder / sha256(names.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        self.progress: dict[Key, dict[str, Any]] = {}
+        self.progress = Entries()
+        self._saved = 0.0
+        """The newest entry's time. Times only rise, whatever the clock does: the later entry counts."""
         self._problem = problem or (lambda *_: None)
         self._parent = folder
         self._journal = self.folder / "journal.jsonl"
         self._fd: int | None = None
         self._size = 0
         self._live_size = 0
+        self._torn = False
 
     def load(self) -> None:
         """Read every journal of the state folder; of two entries with one key the later counts. Writes nothing."""
+        times: dict[Key, float] = {}
         for journal in sorted(self._parent.glob("*/journal.jsonl")):
             for entry in self._entries(journal):
                 key: Key = (entry["project"], entry["run"], entry["sink"])
-                held = self.progress.get(key)
-                if held is None or held.get("saved", 0) <= entry.get("saved", 0):
+                saved = float(entry.get("saved", 0.0))
+                if key not in times or times[key] <= saved:
+                    times[key] = saved
                     self.progress[key] = entry
+        self._saved = max(times.values(), default=0.0)
 
     def open(self) -> None:
         """Begin to write: compact what was loaded into a fresh journal. Raises OSError."""
@@ -62,19 +94,22 @@ class State:
             raise RuntimeError("the state is not open")
         lines = []
         for entry in entries:
-            entry = {"version": _VERSION, **entry, "saved": time.time()}
-            self.progress[(entry["project"], entry["run"], entry["sink"])] = entry
-            lines.append(seal(_dumps(entry)))
+            self._saved = max(time.time(), self._saved + 1e-3)
+            key: Key = (entry["project"], entry["run"], entry["sink"])
+            self.progress[key] = {"version": _VERSION, **entry, "saved": self._saved}
+            lines.append(self.progress.line(key))
         if not lines:
             return
-        if self._size > max(_COMPACT_BYTES, 4 * self._live_size):
+        if self._torn or self._size > max(_COMPACT_BYTES, 4 * self._live_size):
             self._compact()
             return
         data = b"".join(lines)
+        self._torn = True  # until it is known that the journal ends in a whole, synced line
         if os.write(self._fd, data) != len(data):
             self._compact()
             return
         os.fdatasync(self._fd)
+        self._torn = False
         self._size += len(data)
 
     def close(self) -> None:
@@ -141,10 +176,11 @@ class State:
 
     def _compact(self) -> None:
         self.close()
-        data = b"".join(seal(_dumps(entry)) for entry in self.progress.values())
+        data = b"".join(map(self.progress.line, self.progress))
         replace_file(self._journal, data)
         self._fd = os.open(self._journal, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._size = self._live_size = len(data)
+        self._torn = False
 
 
 def _entry(line: bytes) -> dict[str, Any]:

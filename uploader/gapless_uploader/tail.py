@@ -152,24 +152,26 @@ class Tail:
         self.resets += 1
 
     def _decode(self, data: bytes, chunk: Chunk, now: float) -> None:
-        records, ends = chunk.records, chunk.ends
+        lines = data.split(b"\n")
         at = chunk.end
-        for line in data.split(b"\n"):
+        if at == 0:
+            if not self._read_header(lines[0], chunk, now):
+                return
+            at = chunk.end = len(lines.pop(0)) + 1
+        add_record, add_end = chunk.records.append, chunk.ends.append
+        for line in lines:
             end = at + len(line) + 1
-            if at == 0:
-                if not self._read_header(line, chunk, now):
-                    return
-                at = chunk.end = end
-                continue
             try:
                 record = decode(line)
             except Damaged as reason:
                 if not self._recover(line, at, str(reason), chunk, now):
+                    chunk.end = at
                     return
             else:
-                records.append(record)
-                ends.append(end)
-            at = chunk.end = end
+                add_record(record)
+                add_end(end)
+            at = end
+        chunk.end = at
 
     def _read_header(self, line: bytes, chunk: Chunk, now: float) -> bool:
         try:

@@ -284,12 +284,22 @@ class Uploader:
                     if pipeline.heartbeat_due(now):
                         lane.enqueue(key, urgent=True)
             if look_at_writers:
+                self._let_rest(lane, now)
                 self._look_at_writers(lane)
                 self._look_at_budget(lane)
         if look_at_writers:
             self._writers_due = now + WRITERS_S
         if look_at_heartbeats:
             self._heartbeats_due = now + _HEARTBEATS_S
+
+    def _let_rest(self, lane: Lane, now: float) -> None:
+        """Quiet runs hold no handles."""
+        for key, pipeline in lane.pipelines.items():
+            if key not in lane.workers:
+                try:
+                    pipeline.rest(now)
+                except Exception as error:  # noqa: BLE001 - what a vendor raises at its close concerns this run alone
+                    self._listen(events.SinkFailed(name_of(key), lane.name, str(error), 0.0))
 
     def _look_at_writers(self, lane: Lane) -> None:
         for key in lane.pipelines:

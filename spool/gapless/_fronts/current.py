@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from threading import Lock
+from threading import RLock
 
 from gapless.config import read_environment
-from gapless.run import Run, init
+from gapless.opening import init
+from gapless.run import Run
 
 Names = tuple[str, str]
 """Project and experiment."""
 
 TABLES_WRITER = "generations"
 
-_lock = Lock()
+_lock = RLock()
 _open: dict[Names, Run] = {}
 _own: dict[Names, Run] = {}
 """Runs opened here because no `Tracking` was."""
@@ -33,15 +34,14 @@ def tracker_kinds(backends: Iterable[str] | str) -> list[str]:
 
 def opened(which: Names, run: Run) -> None:
     """`run` is the one for these names from now on."""
-    with _lock:
-        _open[which] = run
+    _open.pop(which, None)
+    _open[which] = run
 
 
-def closed(run: Run) -> None:
-    """`run` has ended."""
-    with _lock:
-        for which in [which for which, one in _open.items() if one is run]:
-            del _open[which]
+def closed(which: Names, run: Run) -> None:
+    """`run` has ended. Takes no lock: garbage collection calls this between any two steps of a caller."""
+    if _open.get(which) is run:
+        _open.pop(which, None)
 
 
 def run_for_tables(project: object, experiment: object, backends: Iterable[str] | str) -> Run:
@@ -51,8 +51,11 @@ def run_for_tables(project: object, experiment: object, backends: Iterable[str] 
     join that run under a writer of their own; else they make a run of the same name.
     """
     which = names(project, experiment)
+    found = _open.get(which) or next(reversed(_open.values()), None)
+    if found is not None:
+        return found
     with _lock:
-        run = _open.get(which) or next(reversed(_open.values()), None) or _own.get(which)
+        run = _own.get(which)
         if run is None:
             shared = read_environment().run_id is not None
             run = _own[which] = init(

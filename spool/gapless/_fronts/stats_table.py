@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gapless.values import as_number, key_text
+from gapless.numeric import as_number
+from gapless.values import key_text
 
 PAIRS = 4
 

@@ -18,7 +18,8 @@ except ModuleNotFoundError:  # the package's older name, installed alone
     from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
     from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from gapless.run import Run, init
+from gapless.opening import init
+from gapless.run import Run
 from gapless.values import as_mapping
 
 

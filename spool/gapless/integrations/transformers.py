@@ -14,7 +14,8 @@ from typing import Any
 from transformers import TrainerCallback
 
 from gapless._fronts.fields import field
-from gapless.run import Run, init
+from gapless.opening import init
+from gapless.run import Run
 from gapless.values import as_mapping
 
 _SUMMARY = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos")

@@ -11,7 +11,8 @@ import pytest
 
 from gapless_uploader.operations import Config, Log, Row, State, Table, Text
 from gapless_uploader.sink import Memo, Misconfigured, Parked, Retryable
-from gapless_uploader.sinks._swanlab_library import LibrarySession, child_environment
+from gapless_uploader.sinks._swanlab_library import LibrarySession
+from gapless_uploader.sinks._swanlab_process import child_environment
 from gapless_uploader.sinks.swanlab import SwanlabSink
 from tests.servers.swanlab import SwanLabServer
 from tests.servers.swanlab.client import RealClient

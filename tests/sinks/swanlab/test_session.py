@@ -27,7 +27,7 @@ from gapless_uploader.operations import (
     Table,
     Text,
 )
-from gapless_uploader.sink import Batch, Memo, Parked, RunView, Session
+from gapless_uploader.sink import Batch, Memo, Parked, Retryable, RunView, Session
 from gapless_uploader.sinks.swanlab import SwanlabSink
 from gapless_uploader.status import read_status
 from tests.servers.swanlab import SwanLabServer
@@ -149,6 +149,17 @@ def test_a_row_has_at_most_108_items_of_10_mb(send: Callable[..., Experiment], t
     assert [row.key for row in held.raw if row.kind == "media"] == ["many"]
     told = [refusal.reason for refusal in ack.refused]
     assert told == ["media items beyond 108 of one step", "a media item beyond 10 MB"]
+
+
+def test_files_share_their_request_for_links(server: SwanLabServer, tmp_path: Path) -> None:
+    """A text a step costs a file each and no more than that: links are asked for by the hundred, or by 4 MB."""
+    write(SwanlabSink(settle=0), VIEW, {}, *[row(step, note=Text(f"text {step}")) for step in range(60)])
+    assert (server.count("presign.put"), server.count("object.put"), server.count("metrics")) == (2, 60, 2)
+
+    large = [image(tmp_path, f"{number}.png", bytes([number]) * (3 << 20)) for number in range(4)]
+    write(SwanlabSink(settle=0), view(run_id="r-2"), {}, row(0, pics=Media("image", large)))
+    assert server.count("presign.put") == 4
+    assert len(server.experiments["r-2"].media("pics")[0]) == 4
 
 
 def test_every_item_has_a_caption_or_none(send: Callable[..., Experiment], tmp_path: Path) -> None:
@@ -276,6 +287,16 @@ def test_the_config_is_always_whole(send: Callable[..., Experiment]) -> None:
     assert held.config["_gapless"]["rows_lost_in_training"] == 3
 
 
+def test_a_config_that_is_refused_stops_no_row(server: SwanLabServer) -> None:
+    """When the tracker will not take the config it is counted; the rows and the end arrive."""
+    server.arm("profile", "status", status=400, count=None)
+    told = reasons(Config({"lr": 0.1}), row(0), END)
+
+    assert told == ["SwanLab refuses the config: HTTP 400 FAULT_400"]
+    assert len(server.experiments["r-1"].raw) == 2
+    assert server.experiments["r-1"].state == "FINISHED"
+
+
 def test_a_config_key_of_our_name_stays(send: Callable[..., Experiment]) -> None:
     """A run whose config has `_gapless` keeps it; ours moves aside."""
     held = send(Config({}), row(0), run=replace(VIEW, config={"_gapless": 7}))
@@ -309,6 +330,20 @@ def test_nothing_of_this_machine_is_recorded_as_the_trainings(send: Callable[...
         "python_version": "3.12",
     }
     assert "requirements" not in other.profile
+
+
+def test_a_memo_does_not_change_behind_the_uploaders_back(server: SwanLabServer) -> None:
+    """A memo that was handed out stays as it was while the next batch is tried: a crash there counts nothing twice."""
+    session = SwanlabSink(settle=0).open(VIEW, {})
+    memo = session.write(Batch([Gap(3, None, "full"), Summary({"best": 1.0})], VIEW)).memo
+    before = repr(memo)
+    server.arm("profile", "status", status=500)
+    with pytest.raises(Retryable):
+        session.write(Batch([Gap(4, None, "full"), Summary({"best": 2.0}), row(0, note=Text("x"))], VIEW))
+    session.close()
+
+    assert repr(memo) == before
+    assert memo["own"] == {"rows_lost_in_training": 3, "summary": {"best": 1.0}}
 
 
 # Living and being gone
@@ -400,6 +435,34 @@ def test_a_rewind_makes_a_fresh_run_and_ends_the_old_one(world: World) -> None:
     assert (old.state, old.config["_gapless"]["superseded_by"]) == ("ABORTED", f"{RUN}-r2")
     assert new.points()["loss"] == {step: float(step if step < 5 else -step) for step in range(12)}
     assert (new.state, new.duplicates.total, old.duplicates.total) == ("FINISHED", 0, 0)
+
+
+@pytest.mark.parametrize("on_rewind", ["keep-first", "mark"])
+def test_what_else_a_rewind_may_do(world: World, on_rewind: str) -> None:
+    """`keep-first` keeps what is there and counts the rest; `mark` has the repeated steps twice, with both values."""
+    world.on_rewind = on_rewind
+    first = world.writer()
+    first.begin()
+    for step in range(10):
+        first.row(step, loss=float(step))
+    for _ in range(6):
+        world.turn()
+    second = world.writer(2, resume_step=5)
+    second.begin()
+    for step in range(5, 12):
+        second.row(step, loss=-float(step))
+    second.finish()
+    world.run()
+    kept = [(step, "loss", repr(float(step))) for step in range(10)]
+    added = [(step, "loss", repr(-float(step))) for step in range(10 if on_rewind == "keep-first" else 5, 12)]
+
+    assert sorted(kept + added) == raw_points(world.experiment)
+    refused = world.progress()["refused"].get("a rewound step that was uploaded: the first one is kept", 0)
+    assert refused == (5 if on_rewind == "keep-first" else 0)
+    (check,) = world.told(RunChecked)
+    assert check.complete  # type: ignore[attr-defined]
+    assert check.result.startswith("all 12" if on_rewind == "keep-first" else "not counted")  # type: ignore[attr-defined]
+    assert list(world.server.experiments) == [RUN]
 
 
 def test_offline_the_merged_history_is_sent(world: World) -> None:

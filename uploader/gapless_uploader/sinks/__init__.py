@@ -72,8 +72,10 @@ def list_sinks() -> Iterator[Listing]:
         module, _, name = source.partition(":")
         try:
             made = getattr(import_module(module), name)
-            promise = made.capabilities.exactly_once
-        except (ImportError, AttributeError) as error:
+            # Where the options decide what a sink can express, the defaults speak for it.
+            can = getattr(made, "capabilities", None) or made("").capabilities
+            promise = can.exactly_once
+        except (ImportError, AttributeError, Misconfigured) as error:
             yield Listing(kind, source, False, f"cannot be loaded: {error}", "")
             continue
         package = getattr(made, "needs", None)

@@ -131,7 +131,10 @@ class OwnFile:
         return self._folder / f"{self._hidden}.{generation}"
 
     def _hidden_paths(self) -> list[Path]:
-        return [path for path in self._folder.iterdir() if path.name.startswith(f"{self._hidden}.")]
+        prefix = f"{self._hidden}."
+        named = [path for path in self._folder.iterdir() if path.name.startswith(prefix)]
+        # Another file's hidden name may begin like this one's; it never goes on with a number alone.
+        return [path for path in named if path.name[len(prefix) :].isdigit() or path.name == f"{prefix}tmp"]
 
     def _remove_hidden(self) -> None:
         for path in self._hidden_paths():

@@ -25,7 +25,8 @@ from gapless_uploader.intervals import StepSet
 from gapless_uploader.operations import Amend, Operation, Row
 from gapless_uploader.sink import Refusal, Retryable
 from gapless_uploader.sinks._swanlab_http import Unknown
-from gapless_uploader.sinks._swanlab_points import LINES_KEY, NAN, Line, Points, Portion
+from gapless_uploader.sinks._swanlab_points import Points
+from gapless_uploader.sinks._swanlab_portion import LINES_KEY, NAN, Line, Portion
 from gapless_uploader.sinks._swanlab_post import Poster
 from gapless_uploader.sinks._swanlab_run import Experiment
 from gapless_uploader.sinks._swanlab_tally import Tally

@@ -15,6 +15,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -298,8 +299,6 @@ def _retry_after(text: str | None) -> float | None:
 
 
 def _skew(date: str | None) -> float:
-    from email.utils import parsedate_to_datetime
-
     if not date:
         return 0.0
     try:

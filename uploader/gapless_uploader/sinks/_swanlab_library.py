@@ -6,7 +6,7 @@ with the files of `swanlab watch`. The library buffers and never syncs its file,
 1. A batch is appended to `journal.jsonl` and synced before it is acknowledged; the memo holds the journal's length.
 2. `open` cuts the journal back to the memo's length, removes what an unfinished child left of the part, and plays the
    journal into a new one. So nothing is lost by a crash, and nothing is doubled.
-3. When the run ends the child finishes the library's file and the journal goes. Rows that come later make a new part.
+3. When the run ends the child finishes the library's file. Rows that come later begin a new part and a new journal.
 
 What is lost there: the original time of each point, which `swanlab.log` sets to now. In local mode a NaN, which breaks
 the board, is left out and counted.
@@ -16,44 +16,28 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
 from gapless_schemas import path_name
 from gapless_uploader.operations import Log, Media, State, Table, Text
-from gapless_uploader.sink import Ack, Batch, Memo, Misconfigured, Parked, Refusal, Retryable, RunView
-from gapless_uploader.sinks import _swanlab_child, need
+from gapless_uploader.sink import Ack, Batch, Memo, Parked, Refusal, RunView
+from gapless_uploader.sinks import need
 from gapless_uploader.sinks._disk import disk, sync_folder
 from gapless_uploader.sinks._naming import project_part
 from gapless_uploader.sinks._swanlab_documents import config_document, end_state, moment, naming_of
 from gapless_uploader.sinks._swanlab_media import MAX_ITEMS, cells_of
 from gapless_uploader.sinks._swanlab_names import key_name, project_name
-from gapless_uploader.sinks._swanlab_points import NAN, MediaRow, Points, Portion
+from gapless_uploader.sinks._swanlab_points import Points
+from gapless_uploader.sinks._swanlab_portion import NAN, MediaRow, Portion
+from gapless_uploader.sinks._swanlab_process import LibraryProcess, LibraryRefused
 from gapless_uploader.sinks._swanlab_tally import Tally
 
 MODES = ("offline", "local")
-_PROBES = ("HARDWARE", "RUNTIME", "REQUIREMENTS", "CONDA", "GIT", "SWANLAB", "MONITOR")
 _FINISH = {"FINISHED": "success", "CRASHED": "crashed", "ABORTED": "aborted"}
-_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-
-
-def child_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """What the child sees: nothing of SwanLab's but that its probes and its capture of the terminal are off."""
-    return {
-        **{name: environ[name] for name in _KEPT if name in environ},
-        "SWANLAB_ROOT": str(folder),
-        "SWANLAB_INTERACTIVE": "false",
-        "SWANLAB_TERMINAL_PROXY_TYPE": "none",
-        **{f"SWANLAB_PROBE_{name}": "false" for name in _PROBES},
-    }
 
 
 class LibrarySession:
@@ -70,7 +54,7 @@ class LibrarySession:
         self._points = Points(self._tally)
         self._part: int = memo.get("part", 1)
         self._length: int = memo.get("length", 0)
-        self._child: _Child | None = None
+        self._child: LibraryProcess | None = None
         self._journal: IO[bytes] | None = None
         with disk("open", self._folder):
             if not memo and self._folder.exists():
@@ -139,7 +123,7 @@ class LibrarySession:
             raise Parked(f"{journal} lacks rows that were acknowledged; put it back, or use another --state")
         self._journal.truncate(self._length)
         sync_folder(self._folder)
-        child = _Child(self._path, self._timeout_s)
+        child = LibraryProcess(self._path, self._timeout_s)
         try:
             child.ask(self._init())
             for message in _messages(journal):
@@ -182,7 +166,7 @@ class LibrarySession:
             try:
                 self._child.ask({"rows": [], "media": [item]})
                 message["media"].append(item)
-            except _Refused as error:
+            except LibraryRefused as error:
                 refused.append(Refusal(item[0], item[1], f"the library: {error}"))
         return refused
 
@@ -257,69 +241,3 @@ def _messages(journal: Path) -> Iterator[dict[str, Any]]:
     with open(journal, "rb") as file:
         for line in file:
             yield json.loads(line)
-
-
-class _Refused(Exception):
-    """The library raised on a message."""
-
-
-class _Child:
-    """The process of one part."""
-
-    def __init__(self, folder: Path, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        log = open(folder / "library.log", "wb")  # noqa: SIM115 - the child keeps it
-        with log:
-            # -P: the folder of the child's own file, where a module of ours is called swanlab, stays off its path.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_swanlab_child.__file__)],
-                cwd=folder,
-                env=child_environment(os.environ, folder),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def ask(self, message: dict[str, Any]) -> None:
-        """Send a message and wait for its answer. Raises _Refused, Retryable or Misconfigured."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        if stdin is None or stdout is None:
-            raise RuntimeError("the child has no pipes")
-        try:
-            stdin.write(json.dumps(message).encode() + b"\n")
-            stdin.flush()
-        except OSError:
-            raise Retryable("the swanlab library's process ended; its library.log says why") from None
-        answer = self._answer(stdout)
-        if "error" not in answer:
-            return
-        if "init" in message:
-            raise Misconfigured(f"the swanlab library does not begin a run: {answer['error']}")
-        raise _Refused(answer["error"])
-
-    def _answer(self, stdout: IO[bytes]) -> dict[str, Any]:
-        deadline = time.monotonic() + self._timeout_s
-        line = b""
-        while not line.endswith(b"\n"):
-            ready, _, _ = select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))
-            chunk = os.read(stdout.fileno(), 1 << 16) if ready else b""
-            if not chunk:
-                why = "ended" if ready else f"gave no answer within {self._timeout_s:g} s"
-                raise Retryable(f"the swanlab library's process {why}; its library.log says why")
-            line += chunk
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def stop(self) -> None:
-        """The process is gone when this returns."""
-        if self._process.stdin is not None:
-            with suppress(OSError):  # what it did not read, it does not need any more
-                self._process.stdin.close()
-        try:
-            self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()

@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from gapless_uploader.operations import Media, Table, Text
-from gapless_uploader.sinks._swanlab_points import MediaRow
+from gapless_uploader.sinks._swanlab_portion import MediaRow
 
 MAX_ITEMS = 108
 MAX_ITEM_BYTES = 10 << 20

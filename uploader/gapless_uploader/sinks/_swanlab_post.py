@@ -16,16 +16,19 @@ from gapless_uploader.sink import Parked, Refusal
 from gapless_uploader.sinks._swanlab_http import Declined, NotStored, Unknown
 from gapless_uploader.sinks._swanlab_media import encode_media
 from gapless_uploader.sinks._swanlab_names import section_of
-from gapless_uploader.sinks._swanlab_points import LINES_KEY, Line, Points, Portion
+from gapless_uploader.sinks._swanlab_points import Points
+from gapless_uploader.sinks._swanlab_portion import LINES_KEY, Line, Portion
 from gapless_uploader.sinks._swanlab_run import Experiment
 
 _HOPELESS = 16
 """So many rows refused, each alone, and none taken in this session: it is not the rows."""
 _MAX_SHAPES = 1_000
+_FILES = 100
+_FILES_BYTES = 4 << 20
+"""Files and their bytes that one request for links is about."""
 _PATIENCE = 8
 """So many rows of one key refused, each alone: the key's others are not tried."""
 
-Place = tuple[str, int]
 Single = tuple[str, int, bytes]
 """(name, step, the point as JSON)."""
 
@@ -62,27 +65,37 @@ class Poster:
     def post(self, portion: Portion) -> None:
         """Store the portion. Raises Unknown when it may be stored in part, NotStored when nothing is, or Parked."""
         self._stored = False
-        self._define_columns(portion)
+        made: list[Single] = []
+        try:
+            self._define_columns(portion)
+            if portion.kind == "media":
+                made = self._media(portion)
+        except Unknown as error:
+            # Columns and files may be put again, and the rows were not sent yet.
+            raise NotStored(str(error), error.after_s) from None
         if portion.kind == "scalar":
             portion = self._without_refused(portion)
             if len(portion) <= self._largest:
-                if portion.lines and not self._try("scalar", b",".join(map(self._points.encode, portion.lines))):
+                rows = b",".join(map(self._points.encode, portion.lines))
+                if portion.lines and not self._try("scalar", rows, len(portion)):
                     self._divide("scalar", self._singles(portion.lines))
             else:
                 self._divide("scalar", self._singles(portion.lines))
         elif portion.kind == "media":
-            self._send("media", self._media(portion))
+            self._send("media", made)
         else:
             self._send(
                 "log", [(LINES_KEY, entry.step, _console(entry.step, entry.t, entry.text)) for entry in portion.console]
             )
 
-    def _try(self, kind: str, rows: bytes) -> bool:
-        """Whether the tracker took the rows; False when it declined them, which is remembered."""
+    def _try(self, kind: str, rows: bytes, count: int) -> bool:
+        """Whether the tracker took the `count` rows; False when it declined them, which is remembered."""
         try:
             self._experiment.post(kind, rows)
         except Declined as error:
             self._declined = error
+            if error.too_large:
+                self._largest = max(1, count // 2)
             return False
         except NotStored as error:
             if self._stored:
@@ -97,7 +110,7 @@ class Poster:
             return
         if len(rows) > self._largest:
             self._divide(kind, rows)
-        elif not self._try(kind, b",".join(body for _, _, body in rows)):
+        elif not self._try(kind, b",".join(body for _, _, body in rows), len(rows)):
             if len(rows) > 1:
                 self._divide(kind, rows)
             else:
@@ -106,15 +119,10 @@ class Poster:
     def _divide(self, kind: str, rows: list[Single]) -> None:
         """Two halves, each with as few keys as can be."""
         rows = [row for row in rows if not (kind == "scalar" and self._drop_if_refused(row[0], row[1]))]
-        if self._too_large():
-            self._largest = max(1, min(self._largest, len(rows)) // 2)
         rows.sort(key=lambda row: row[:2])
         half = (len(rows) + 1) // 2
         self._send(kind, rows[:half])
         self._send(kind, rows[half:])
-
-    def _too_large(self) -> bool:
-        return self._declined is not None and self._declined.too_large
 
     def _refuse(self, kind: str, name: str, step: int) -> None:
         declined = self._declined
@@ -135,19 +143,30 @@ class Poster:
         ]
 
     def _media(self, portion: Portion) -> list[Single]:
+        """The portion's rows, when their files are stored; a few megabytes of files are held at a time."""
         made: list[Single] = []
+        files: list[tuple[str, bytes, str]] = []
+
+        def put(path: str, content: bytes, content_type: str) -> None:
+            files.append((path, content, content_type))
+            if len(files) >= _FILES or sum(len(held) for _, held, _ in files) >= _FILES_BYTES:
+                self._experiment.put_media(files)
+                files.clear()
+
         for row in portion.media:
             place = ("media", row.name, row.step)
             if row.name in self._refused_keys:
                 self.dropped[place] = self._refused_keys[row.name]
                 continue
             told: list[str] = []
-            body = encode_media(row, self._experiment.put_media, told.append)
+            body = encode_media(row, put, told.append)
             self.notes[place] = [Refusal(row.step, row.name, reason) for reason in told]
             if body is None:
                 self.dropped[place] = ""
             else:
                 made.append((row.name, row.step, body))
+        if files:
+            self._experiment.put_media(files)
         return made
 
     # columns and keys that the tracker does not take

@@ -5,6 +5,8 @@ Every call here may be repeated freely, except `post`, whose rows the tracker ap
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -169,11 +171,12 @@ class Experiment:
         head = f'{{"type":"{kind}",{ids},"metrics":['.encode()
         self.api.call("POST", "/house/metrics", data=head + rows + b"]}")
 
-    def put_media(self, path: str, content: bytes, content_type: str) -> None:
-        """The bytes of a media file; the same path and bytes may be put again."""
-        body = {"experimentId": self.place.experiment_id, "paths": [path]}
-        (url,) = self._links("/resources/presigned/put", body)
-        self.api.put_object(url, content, content_type)
+    def put_media(self, files: Sequence[tuple[str, bytes, str]]) -> None:
+        """The bytes of media files: (path, bytes, content type). The same may be put again."""
+        body = {"experimentId": self.place.experiment_id, "paths": [path for path, _, _ in files]}
+        urls = self._links("/resources/presigned/put", body, len(files))
+        for url, (_, content, content_type) in zip(urls, files, strict=True):
+            self.api.put_object(url, content, content_type)
 
     # reading
 
@@ -280,7 +283,7 @@ class Experiment:
         answer = self.api.call(
             "POST", "/house/metrics/scalar/export", {"projectId": self.place.project_id, "columns": columns}
         )
-        (url,) = self._links("/files/presigned/get", {"paths": [answer["cosKey"]]})
+        (url,) = self._links("/files/presigned/get", {"paths": [answer["cosKey"]]}, 1)
         lines = self.api.get_lines(url)
         width = 1 + 2 * len(names)
         head = next(lines, b"")
@@ -298,16 +301,14 @@ class Experiment:
     def _ref(self) -> dict[str, Any]:
         return {"experimentId": self.place.experiment_id, "createdAt": self._since}
 
-    def _links(self, path: str, body: dict[str, Any]) -> list[str]:
-        urls = self.api.call("POST", path, body).get("urls")
-        if not isinstance(urls, list) or len(urls) != 1 or not isinstance(urls[0], str):
-            raise Retryable(f"{path}: the answer holds no link")
+    def _links(self, path: str, body: dict[str, Any], count: int) -> list[str]:
+        answer = self.api.call("POST", path, body)
+        urls = answer.get("urls") if isinstance(answer, dict) else None
+        if not isinstance(urls, list) or len(urls) != count or not all(isinstance(url, str) for url in urls):
+            raise Retryable(f"{path}: the answer holds not the links asked for")
         return urls
 
 
 def _cells(line: bytes) -> list[str]:
     """A header line's cells: names may hold commas and quotes."""
-    import csv
-    import io
-
     return next(csv.reader(io.StringIO(line.decode("utf-8", "replace"))), [])

@@ -110,7 +110,7 @@ class Tally:
             groups.setdefault(count, []).append(digest)
         return {
             "sent": [[count, b64encode(b"".join(digests)).decode()] for count, digests in groups.items()],
-            "media": self.media,
+            "media": dict(self.media),
             "lines": self.lines,
             "top": self.top,
             "nans": {digest.hex(): count for digest, count in self._nans.items()},

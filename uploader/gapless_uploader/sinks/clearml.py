@@ -1,26 +1,29 @@
-"""ClearML's offline session: a folder a run that `clearml` itself imports to a server, now or days later.
+"""ClearML: an offline session a run, a folder that `clearml` itself imports to a server; or a server itself.
 
 `<target>/<project>/<run>/` holds `task.json` and `metrics.jsonl`, made of the `clearml` package's own request classes,
 with original times. It goes to a server by `Task.import_offline_session(FOLDER)`, where the server overwrites an event
 of the same task, iteration, title and series; again, or more of it, with `previous_task_id=` of the first import.
 
 ClearML's own client writes 0 for NaN and infinity; here they are refused and counted. Its import marks every task
-completed, so another end is told in the task's comment.
+completed, so another end is told in the task's comment. `clearml:server` is in `_clearml_server.py`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from gapless_schemas import path_name
 from gapless_uploader.operations import Amend, Log, Media, Missing, Rewind, Row, Table, Text, Value
 from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Refusal, RunView
 from gapless_uploader.sinks import need
+from gapless_uploader.sinks._clearml_server import ClearmlServerSession, connect
 from gapless_uploader.sinks._disk import disk, replace_durably
 from gapless_uploader.sinks._json import as_json
 from gapless_uploader.sinks._naming import project_part, run_part
@@ -38,23 +41,39 @@ class ClearmlSink:
         non_finite=False,
         tables=True,
         read_back=True,
+        settles_intents=False,
     )
 
     def __init__(self, target: str = "") -> None:
+        """`target`: the folder of the offline sessions, or `server` for the one that ClearML's own configuration names;
+        empty: `clearml-offline`.
+        """
         self.target = target or "clearml-offline"
+        self._lock = Lock()
+        self._api: Any = None
+        if target == "server":
+            mechanism = "an event's id is task, iteration, title and series: the same again replaces itself"
+            self.capabilities = replace(
+                self.capabilities, exactly_once=mechanism, rewind=False, end_state=True, settles_intents=True
+            )
 
-    def open(self, run: RunView, memo: Memo) -> ClearmlSession:
-        """A session that appends behind `memo`'s length. Raises Misconfigured, Retryable or Parked."""
-        return ClearmlSession(Path(self.target), run, memo)
+    def open(self, run: RunView, memo: Memo) -> ClearmlSession | ClearmlServerSession:
+        """A session behind what `memo` describes. Raises Misconfigured, Retryable or Parked."""
+        events = Events()
+        if self.target != "server":
+            return ClearmlSession(Path(self.target), run, memo, events)
+        with self._lock:
+            if self._api is None:
+                self._api = connect()
+        return ClearmlServerSession(self._api, run, memo, f"gapless:{_digest(run)}", events.event, _Unfit, split)
 
 
 class ClearmlSession:
     """One run's offline session. Not thread safe."""
 
-    def __init__(self, target: Path, run: RunView, memo: Memo) -> None:
-        self._events: Any = need("clearml", "clearml.backend_api.services").events
-        place = f"{run.project}\0{run.tracker_id}".encode("utf-8", "surrogatepass")
-        self._id = f"offline-{sha256(place).hexdigest()[:32]}"
+    def __init__(self, target: Path, run: RunView, memo: Memo, events: Events) -> None:
+        self._events = events
+        self._id = f"offline-{_digest(run)}"
         project = target / project_part(run)
         with disk("open", project):
             self._folder = project / str(memo.get("folder") or self._earlier(project, run) or run_part(run))
@@ -120,31 +139,12 @@ class ClearmlSession:
             title, series = split(key)
             place = {"task": self._id, "iter": step, "timestamp": round(t * 1000), "metric": title, "variant": series}
             try:
-                events.append(self._event(value, place))
+                events.append(self._events.event(value, place))
             except _Unfit as reason:
                 refused.append(Refusal(step, key, str(reason)))
         if not events:
             return []
-        return [json.dumps([self._events.AddRequest(event=event).to_dict() for event in events]).encode() + b"\n"]
-
-    def _event(self, value: Value, place: dict[str, Any]) -> Any:
-        match value:
-            case bool() | int() | float():
-                try:
-                    number = float(value)
-                except OverflowError:
-                    raise _Unfit("an integer beyond a 64-bit float") from None
-                if not isfinite(number):
-                    raise _Unfit("ClearML writes 0 for NaN and infinity")
-                return self._events.MetricsScalarEvent(value=number, **place)
-            case Table():
-                return self._events.MetricsPlotEvent(plot_str=_plot(value, place["metric"], place["variant"]), **place)
-            case str() | Text() | list():
-                raise _Unfit("ClearML has no text of an iteration")
-            case Media(type=kind):
-                raise _Unfit(f"the offline session holds no {kind}")
-            case Missing(reason=reason):
-                raise _Unfit(reason)
+        return [json.dumps([self._events.request(event) for event in events]).encode() + b"\n"]
 
     def _earlier(self, project: Path, run: RunView) -> str | None:
         """The folder in which an earlier session, whose state is lost, wrote this run."""
@@ -188,6 +188,38 @@ class ClearmlSession:
                 yield line
 
 
+class Events:
+    """ClearML's own event classes, of one value each. Raises Misconfigured without the package."""
+
+    def __init__(self) -> None:
+        self._events: Any = need("clearml", "clearml.backend_api.services").events
+
+    def request(self, event: Any) -> dict[str, Any]:
+        """The request that adds `event`, as the offline session holds it."""
+        fields: dict[str, Any] = self._events.AddRequest(event=event).to_dict()
+        return fields
+
+    def event(self, value: Value, place: dict[str, Any]) -> Any:
+        """ClearML's own event of a value. Raises _Unfit."""
+        match value:
+            case bool() | int() | float():
+                try:
+                    number = float(value)
+                except OverflowError:
+                    raise _Unfit("an integer beyond a 64-bit float") from None
+                if not isfinite(number):
+                    raise _Unfit("ClearML writes 0 for NaN and infinity")
+                return self._events.MetricsScalarEvent(value=number, **place)
+            case Table():
+                return self._events.MetricsPlotEvent(plot_str=_plot(value, place["metric"], place["variant"]), **place)
+            case str() | Text() | list():
+                raise _Unfit("ClearML has no text of an iteration")
+            case Media(type=kind):
+                raise _Unfit(f"the offline session holds no {kind}")
+            case Missing(reason=reason):
+                raise _Unfit(reason)
+
+
 class _Unfit(Exception):
     """The session cannot hold this value; the text says why."""
 
@@ -204,6 +236,10 @@ def split(key: str) -> tuple[str, str]:
     if series in ("", title) or series.startswith("/"):
         series = f"/{series}"
     return title or "/", series
+
+
+def _digest(run: RunView) -> str:
+    return sha256(f"{run.project}\0{run.tracker_id}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _plot(table: Table, title: str, series: str) -> str:

@@ -28,6 +28,7 @@ class ConsoleSink:
         text=True,
         end_state=True,
         original_time=False,
+        settles_intents=False,
     )
 
     def __init__(

@@ -31,6 +31,7 @@ class PrometheusSink:
         unstepped=True,
         end_state=True,
         original_time=False,
+        settles_intents=False,
     )
 
     def __init__(self, target: str = "") -> None:

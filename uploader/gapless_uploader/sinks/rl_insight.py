@@ -39,6 +39,7 @@ class RlInsightSink:
         rewind=True,
         unstepped=True,
         original_time=False,
+        settles_intents=False,
     )
 
     def __init__(

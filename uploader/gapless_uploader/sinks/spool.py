@@ -36,6 +36,7 @@ class SpoolSink:
         media=True,
         end_state=True,
         read_back=True,
+        settles_intents=False,
     )
 
     def __init__(self, target: str = "", *, options: dict[str, Any] | None = None) -> None:

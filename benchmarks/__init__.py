@@ -1,0 +1,1 @@
+"""Figures against the peers: `python -m benchmarks`."""
