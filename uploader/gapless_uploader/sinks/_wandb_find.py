@@ -64,7 +64,7 @@ class Finder:
     def find(self, place: RunPlace, run: RunView, memo: Memo) -> tuple[Progress, bool]:
         """Where the run goes on, and whether W&B has it. Raises Retryable, Parked and Resume."""
         held = self.look(place)
-        if memo.get("lines"):
+        if memo.get("lines") or ("lines" in memo and held is not None):
             self._compare(place, run, memo, held)
             return Progress.from_memo(memo), True
         if held is None:

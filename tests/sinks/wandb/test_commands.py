@@ -1,0 +1,91 @@
+"""The commands with the W&B sink: replayed twice, told what to do with a run, asked why one waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gapless_uploader.cli import main
+from gapless_uploader.config import load_config
+from gapless_uploader.sink import Misconfigured
+from tests.servers.wandb_server import DEFAULT_KEY, WandbServer
+from tests.wandb_spool import Attempt
+
+
+@pytest.fixture(autouse=True)
+def logged_in(server: WandbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_API_KEY", DEFAULT_KEY)
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    (tmp_path / "gapless.toml").write_text("[sinks.wandb]\nsettle_s = 0\n")
+
+
+@pytest.fixture
+def finished(attempt: Attempt) -> Attempt:
+    attempt.add_rows([(step, {"loss": step + 0.5}) for step in range(200)])
+    attempt.add("finish", {"state": "finished", "exit_code": 0})
+    return attempt
+
+
+def gapless(tmp_path: Path, command: str, *more: str) -> Result:
+    paths = ["--state", str(tmp_path / "state"), "--config", str(tmp_path / "gapless.toml")]
+    return CliRunner().invoke(main, [command, str(tmp_path / "spool"), *paths, *more])
+
+
+def test_a_second_replay_sends_nothing(tmp_path: Path, finished: Attempt, server: WandbServer) -> None:
+    """What is uploaded is uploaded: the same command again makes no request."""
+    assert gapless(tmp_path, "replay", "--to", "wandb").exit_code == 0
+    server.requests.clear()
+    again = gapless(tmp_path, "replay", "--to", "wandb")
+
+    assert again.exit_code == 0, again.output
+    assert [request.names for request in server.requests] == []
+    assert len(server.run("grpo", "r-1").lines) == 200
+
+
+def test_new_id_uploads_under_another_id(tmp_path: Path, finished: Attempt, server: WandbServer) -> None:
+    """--new-id RUN=ID leaves what is at W&B alone and uploads beside it."""
+    gapless(tmp_path, "replay", "--to", "wandb")
+    run = server.run("grpo", "r-1")
+    run.deleted = True
+    attempt = Attempt(tmp_path / "spool", 2)
+    attempt.add_rows([(200, {"loss": 1.0})])
+    attempt.add("finish", {"state": "finished", "exit_code": 0})
+    done = gapless(tmp_path, "replay", "--to", "wandb", "--new-id", "r-1=r-1b")
+
+    assert done.exit_code == 0, done.output
+    assert len(server.run("grpo", "r-1b").rows) == 201
+    assert len(run.lines) == 200
+
+
+def test_adopt_appends_to_what_is_there(tmp_path: Path, finished: Attempt, server: WandbServer) -> None:
+    """--adopt RUN appends to a run that somebody else wrote; without it the run is parked, and status says so."""
+    gapless(tmp_path, "replay", "--to", "wandb")
+    run = server.run("grpo", "r-1")
+    run.summary_text = "{}"
+    run.snapshot(server.clock())
+    (tmp_path / "state").rename(tmp_path / "lost")
+    adopted = gapless(tmp_path, "replay", "--to", "wandb", "--adopt", "r-1")
+
+    assert adopted.exit_code == 0, adopted.output
+    assert (len(run.lines), len(run.rows), run.conflicts) == (400, 200, [])
+
+
+def test_flags_are_checked(tmp_path: Path) -> None:
+    """A pair that is none is named."""
+    with pytest.raises(Misconfigured, match="must be RUN=ID"):
+        load_config(tmp_path / "gapless.toml", to=("wandb",), new_id=("r-1",))
+
+
+def test_few_requests_carry_many_rows(tmp_path: Path, attempt: Attempt, server: WandbServer) -> None:
+    """10,000 rows take few requests, so a server that allows one a second is enough."""
+    attempt.add_rows([(step, {"loss": step + 0.5}) for step in range(10_000)])
+    attempt.add("finish", {"state": "finished", "exit_code": 0})
+    done = gapless(tmp_path, "replay", "--to", "wandb")
+    posts = [request for request in server.requests if request.names == ["file_stream"]]
+
+    assert done.exit_code == 0, done.output
+    assert len(server.run("grpo", "r-1").lines) == 10_000
+    assert len(posts) <= 6

@@ -1,0 +1,187 @@
+"""A run as W&B shows it while it lives and when it ended: state, heartbeat, config, console, system metrics."""
+
+from __future__ import annotations
+
+import json
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers.wandb_server import CRASHED_AFTER_S, WandbServer
+from tests.sinks.wandb.lives import Clock, Lives
+from tests.wandb_spool import Attempt, files_of
+
+
+def test_the_first_upload_carries_everything(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
+    """The very first request that makes the run has its whole config, names, host, program and git."""
+    server.backend.keeps_bodies = True
+    attempt.add("system", {"command": "python -m pkg.train --lr 1", "git": {"commit": "abc", "remote": "r"}})
+    attempt.add("config", {"late": {"added": True}})
+    attempt.add_rows([(0, {"loss": 1.0})])
+    lives.step()
+    lives.step()
+    first = next(request for request in server.requests if request.operation == "UpsertBucket")
+    config = json.loads(first.variables["config"])
+
+    assert {key: entry["value"] for key, entry in config.items() if key != "_wandb"} == {
+        "lr": 0.1, "late": {"added": True}
+    }  # fmt: skip
+    wanted = {"displayName": "Qwen 7B", "host": "train-7", "program": "-m pkg.train", "commit": "abc", "repo": "r"}
+    assert wanted.items() <= first.variables.items()
+
+
+@pytest.mark.parametrize("loses", ["nothing", "the process", "the state"])
+def test_a_run_that_waits_for_its_first_row_goes_on(
+    lives: Lives, attempt: Attempt, server: WandbServer, loses: str
+) -> None:
+    """Names and config alone make the run; its first row may come after a restart or a lost state."""
+    lives.run()
+    if loses != "nothing":
+        lives.kill() if loses == "the process" else lives.lose_state()
+    attempt.add_rows([(0, {"loss": 1.0})])
+    lives.run(max_steps=30)
+
+    assert server.run("grpo", "r-1").config == {"lr": 0.1}
+    assert [row["loss"] for row in server.run("grpo", "r-1").rows] == [1.0]
+
+
+def test_a_changed_config_arrives_while_the_run_lives(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
+    """A config record goes up with its rows, whole."""
+    attempt.add_rows([(0, {"loss": 1.0})])
+    lives.run()
+    attempt.add("config", {"lr": 0.05})
+    lives.run()
+
+    assert server.run("grpo", "r-1").config == {"lr": 0.05}
+
+
+def test_a_live_run_beats_until_it_crashes(lives: Lives, attempt: Attempt, server: WandbServer, clock: Clock) -> None:
+    """Silence with a living trainer shows as running for as long as it takes; a dead one shows as crashed."""
+    attempt.add_rows([(0, {"loss": 1.0})])
+    lives.run()
+    run = server.run("grpo", "r-1")
+    for _ in range(20):
+        clock.now += 40.0
+        assert lives.pipeline.heartbeat_due(clock.now)
+        lives.step()
+
+    assert clock.now - run.heartbeat_at < 40.0 < CRASHED_AFTER_S
+    assert run.state(clock()) == "running"
+    assert len(run.lines) == 1
+
+    lives.pipeline.step(files_of(lives.root, crashed=True), clock.now)
+    lives.pipeline.step(files_of(lives.root, crashed=True), clock.now)
+
+    assert run.state(clock()) == "crashed"
+
+
+def test_a_failed_run_shows_its_exit_code(lives: Lives, attempt: Attempt, server: WandbServer, clock: Clock) -> None:
+    """Failed with the training's exit code, and running again once it was resumed."""
+    attempt.add_rows([(0, {"loss": 1.0})])
+    attempt.add("finish", {"state": "failed", "exit_code": 137})
+    lives.run()
+    run = server.run("grpo", "r-1")
+
+    assert (run.state(clock()), run.exit_code) == ("failed", 137)
+
+    second = Attempt(lives.root, 2)
+    second.add_rows([(1, {"loss": 0.5})])
+    lives.run()
+
+    assert run.state(clock()) == "running"
+
+    second.add("finish", {"state": "finished", "exit_code": 0})
+    lives.run()
+
+    assert (run.state(clock()), run.exit_code, len(run.lines)) == ("finished", 0, 2)
+
+
+def test_the_summary_is_the_last_value_by_step(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
+    """A late row of an old step changes the summary of its own keys alone; what the training set stands above."""
+    attempt.add_rows([(0, {"loss": 1.0}), (200, {"loss": 0.1}), (15, {"loss": 0.9, "eval": 0.5})])
+    attempt.add("summary", {"best": 7})
+    lives.run()
+    summary = server.run("grpo", "r-1").summary
+
+    assert (summary["loss"], summary["eval"], summary["best"], summary["_step"]) == (0.1, 0.5, 7, 200)
+
+
+def test_rules_of_the_summary_survive_a_restart(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
+    """min, max and mean go on where they were, after a kill and after a lost state; NaN stays NaN."""
+    for key, rule in [("low", "min"), ("high", "max"), ("avg", "mean"), ("odd", "mean"), ("g/*", "max")]:
+        attempt.add("axis", {"key": key, "axis": None, "summary": rule})
+    attempt.add("metrics", {"odd": None}, 0, [[["odd"], "nan"]])
+    values = [5.0, 1.0, 3.0, 4.0, 2.0, 9.0]
+    for step, value in enumerate(values, 1):
+        attempt.add_rows([(step, {"low": value, "high": value, "avg": value, "odd": value, "g/x": value})])
+        lives.run()
+        lives.kill() if step % 2 else lives.lose_state()
+    summary = server.run("grpo", "r-1").summary
+
+    assert (summary["low"], summary["high"], summary["avg"]) == ({"min": 1.0}, {"max": 9.0}, {"mean": 4.0})
+    assert repr(summary["odd"]) == repr({"mean": nan})
+    assert summary["g/x"] == {"max": 9.0}
+
+
+def test_console_lines_and_samples_of_the_node_arrive(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
+    """`log` records become output.log, rows of `system.` keys without a step the node's own metrics."""
+    attempt.add("log", {"stream": "stdout", "lines": ["hello", "50%\r100%"]})
+    attempt.add("log", {"stream": "stderr", "lines": ["oops"]})
+    attempt.add("metrics", {"system.gpu.0.gpu": 97.5})
+    attempt.add_rows([(0, {"loss": 1.0})])
+    lives.run()
+    lives.lose_state()
+    attempt.add("log", {"stream": "stdout", "lines": ["bye"]})
+    lives.run()
+    run = server.run("grpo", "r-1")
+
+    assert [line.split(" ", 1)[1] for line in run.output if line] == [
+        "hello", "100%", f"{(run.output[2] or '').split(' ')[1]} oops", "bye"
+    ]  # fmt: skip
+    assert (run.output[2] or "").startswith("ERROR 2023-11-14T")
+    (event,) = run.events
+    assert json.loads(event or "")["system.gpu.0.gpu"] == 97.5
+    assert [row["loss"] for row in run.rows] == [1.0]
+
+
+def test_a_step_is_at_wandb_within_the_interval(
+    tmp_path: Path, attempt: Attempt, server: WandbServer, clock: Clock
+) -> None:
+    """Requests of a live run keep the interval, and the last step waits no longer than that; an ended run waits not."""
+    lives = Lives(tmp_path / "spool", server.url, clock, upload_interval=2.0)
+    attempt.add_rows([(0, {"loss": 1.0})])
+    lives.run()
+    sent_at, lines = clock.now, server.run("grpo", "r-1").lines
+    attempt.add_rows([(1, {"loss": 0.5})])
+
+    assert sent_at < lives.pipeline.not_before <= sent_at + 2.0
+
+    lives.run()
+
+    assert len(lines) == 2
+    assert clock.now - sent_at <= 2.1
+
+
+def test_two_hundred_runs_share_their_connections(tmp_path: Path, server: WandbServer, clock: Clock) -> None:
+    """200 live runs in one process keep fewer than 300 file handles open between them."""
+    import os
+
+    from gapless_uploader.sinks.wandb import WandbSink
+    from tests.sinks.harness import batch, row, view
+    from tests.sinks.wandb.loopback import make_sink
+
+    before = len(os.listdir("/proc/self/fd"))
+    sink: WandbSink = make_sink(server, read_back=False)
+    sessions: list[Any] = []
+    for place in range(200):
+        run = view(run_id=f"many-{place}")
+        session = sink.open(run, {})
+        session.write(batch(run, row(0), row(1)))
+        sessions.append(session)
+    for session in sessions:
+        session.heartbeat(0.0)
+
+    assert len([run for run in server.runs.values() if len(run.lines) == 2]) == 200
+    assert len(os.listdir("/proc/self/fd")) - before < 50
