@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -34,15 +35,27 @@ def job_run_id(project_folder: Path, job: str, fresh: str, unique: str) -> str:
                 os.fdatasync(fd)
             finally:
                 os.close(fd)
-            # A link, not a rename: it fails where another process was first, and its id is whole when it shows.
-            with suppress(FileExistsError):
-                os.link(temporary, name, src_dir_fd=at, dst_dir_fd=at)
+            _put(at, temporary, name)
         finally:
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=at)
         kept = _read(at, name)
     sync_folder(folder)
     return kept or fresh
+
+
+def _put(at: int, temporary: str, name: str) -> None:
+    """Give the temporary its name, unless another process was first."""
+    try:
+        # A link, not a rename: it fails where the name is taken, and the id is whole when it shows.
+        os.link(temporary, name, src_dir_fd=at, dst_dir_fd=at)
+    except FileExistsError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        # A file system without links: the last of racing processes wins, and all read it below.
+        os.rename(temporary, name, src_dir_fd=at, dst_dir_fd=at)
 
 
 def _read(at: int, name: str) -> str:
