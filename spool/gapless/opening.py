@@ -63,7 +63,8 @@ def init(
     - `durability`: `thread` never waits for the disk; `write` returns after the write, `sync` after the sync.
     - `sinks`: kinds of trackers that this run asks for, for an uploader that is told to heed it.
     - `ring_rows`, `ring_bytes`: what is kept in memory while the disk takes nothing; beyond it rows are dropped and
-      counted; else `GAPLESS_RING_ROWS` and `GAPLESS_RING_BYTES`, else 100,000 and 64 MiB. `finish_timeout`: seconds that `finish` and the process's end wait for the disk.
+      counted. Else `GAPLESS_RING_ROWS` and `GAPLESS_RING_BYTES`, else 100,000 rows and 64 MiB.
+    - `finish_timeout`: seconds that `finish` and the process's end wait for the disk.
 
     Raises TypeError or ValueError for arguments that mean nothing, never for a disk that fails.
     """
