@@ -223,13 +223,16 @@ def test_status_shows_names_unharmed(tmp_path: Path):
 # watch
 
 
-def test_watch_ends_when_all_is_done(root: Path):
-    """`--exit-when-done` ends once every run is over and uploaded, with exit status 0."""
+@pytest.mark.parametrize("flags", [[], ["--no-events"]])
+def test_watch_ends_when_all_is_done(root: Path, flags: list[str]):
+    """`--exit-when-done` ends once every run is over and uploaded, with exit status 0, with file events or without."""
     run = MadeRun(root, "r-3b", **alive_here()).rows(0, 10)
     (alive,) = (root / "grpo" / "r-3").iterdir()
     alive.unlink()
     with subprocess.Popen(
-        command("watch", root, *where(root), "--exit-when-done", "--json"), stdout=subprocess.PIPE, env=ENVIRONMENT
+        command("watch", root, *where(root), "--exit-when-done", "--json", *flags),
+        stdout=subprocess.PIPE,
+        env=ENVIRONMENT,
     ) as child:
         assert child.stdout is not None
         assert b"started" in child.stdout.readline()
