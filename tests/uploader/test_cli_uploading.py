@@ -211,6 +211,22 @@ def test_status_writes_nothing(root: Path):
     assert sorted(path.name for path in root.parent.iterdir()) == ["spool"]
 
 
+@pytest.mark.parametrize(
+    ("rate", "says"),
+    [
+        ("10/min", "carries 5 live runs' heartbeats; now 1: enough"),
+        ("1/min", "carries 0 live runs' heartbeats; now 1: too few"),
+    ],
+)
+def test_status_says_what_a_budget_carries(root: Path, rate: str, says: str):
+    """`status` says how many live runs' heartbeats the rate of each configured sink carries."""
+    config = root.parent / "gapless.toml"
+    config.write_text(f'to = ["memory"]\nrate = "{rate}"\n[sinks.memory]\nheartbeat_s = 30.0\n')
+    result = gapless("status", root, "--state", root.parent / "state", "--config", config)
+
+    assert says in " ".join(result.stdout.split())
+
+
 def test_status_shows_names_unharmed(tmp_path: Path):
     """A name that would move the terminal's cursor is shown with its escapes."""
     MadeRun(tmp_path / "spool", name="\x1b[2Jevil\nname")
