@@ -149,6 +149,16 @@ def test_misuse_exits_2(root: Path, args: list[str]):
     assert "Error: " in result.stderr
 
 
+def test_the_environment_is_as_good_as_a_flag(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """`GAPLESS_<COMMAND>_<FLAG>` says what the flag would."""
+    monkeypatch.setenv("GAPLESS_REPLAY_RATE", "fast")
+    assert "rate is 'fast'" in gapless("replay", root, *where(root)).stderr
+    monkeypatch.setenv("GAPLESS_REPLAY_RATE", "600/min")
+    monkeypatch.setenv("GAPLESS_REPLAY_RUN", "r-2")
+
+    assert "20 rows uploaded" in gapless("replay", root, *where(root)).stdout
+
+
 def test_a_held_spool_exits_1(root: Path):
     """A second uploader of the same spool and state says who holds it, and exits 1."""
     with subprocess.Popen(
