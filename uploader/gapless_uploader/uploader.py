@@ -207,9 +207,6 @@ class Uploader:
         """(run, sink) -> bytes of the spool that the sink has not acknowledged yet, torn tails included."""
         for key, name in self._lag_unknown:
             run = self.spool.runs[key]
-            if key not in self.lanes[name].pipelines:
-                self._lag.pop((key, name), None)
-                continue
             cursor = self.state.progress.get((*key, name), {}).get("cursor", {})
             reader = RunReader(cursor)
             reader.meet({n: h for n, h in run.attempts.items() if n in cursor})
@@ -292,10 +289,14 @@ class Uploader:
         return chosen
 
     def _wanted(self, run: SpoolRun) -> bool:
+        if run.unsupported is not None:
+            return False
+        if not self.options.projects and not self.options.runs:
+            return True
         asked = self._asked.get(run.key)
         if asked is None:
             asked = self._asked[run.key] = is_asked_for(run, self.options.projects, self.options.runs)
-        return asked and run.unsupported is None
+        return asked
 
     def _wake(self, now: float) -> None:
         """Steps whose wait is over, heartbeats that are due, runs whose writer went."""
@@ -434,7 +435,8 @@ class Uploader:
             lane.drop(key)
         except Exception as error:  # noqa: BLE001 - the run is over and all of it acknowledged, whatever its close says
             self._listen(events.SinkFailed(name_of(key), lane.name, str(error), 0.0))
-        self._lag_unknown.add((key, lane.name))
+        self._lag_unknown.discard((key, lane.name))
+        self._lag.pop((key, lane.name), None)
         if not any(key in other.pipelines for other in self.lanes.values()):
             self.spool.retire(key)
         return True
