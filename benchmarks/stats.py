@@ -226,7 +226,7 @@ def _measured(world: dist.ProcessGroup, num_stats: int) -> Row:
     )
 
 
-def run(all_num_ranks: tuple[int, ...] = (1, 2, 4), all_num_stats: tuple[int, ...] = (20, 100, 400)) -> list[Row]:
+def measure(all_num_ranks: tuple[int, ...] = (1, 2, 4), all_num_stats: tuple[int, ...] = (20, 100, 400)) -> list[Row]:
     """Measure every combination; takes a minute or two."""
     rows = []
     for num_ranks in all_num_ranks:
@@ -234,6 +234,32 @@ def run(all_num_ranks: tuple[int, ...] = (1, 2, 4), all_num_stats: tuple[int, ..
             mp.start_processes(_rank, (num_ranks, folder, all_num_stats), nprocs=num_ranks, start_method="spawn")
             rows += [Row(**fields) for fields in torch.load(Path(folder) / "rows.pt")]
     return rows
+
+
+def run(quick: bool) -> list[dict[str, Any]]:
+    """The figures of two ranks: `figure`, `ours`, `peers`, `target`, `unit`."""
+    found: list[dict[str, Any]] = []
+    for row in measure((2,), (100,) if quick else (100, 400)):
+        case = f"{row.num_stats} stats, {row.num_ranks} ranks"
+        target = f"at most {row.peer_export_ms / (100 if row.num_stats <= 100 else 200):.3g}"
+        peer = "a collective per quantity"
+        found += [
+            _figure(f"export(), {case}", row.export_ms, {peer: row.peer_export_ms}, target, "ms"),
+            _figure(f"collectives of an export, {case}", row.num_collectives, {peer: row.peer_num_collectives}, 3, ""),
+            _figure(
+                f"record and export, {case}",
+                row.record_ms + row.export_ms,
+                {peer: row.peer_record_ms + row.peer_export_ms},
+                "below the peer's",
+                "ms",
+            ),
+            _figure(f"held until the export, {case}", row.held_bytes, {peer: row.peer_held_bytes}, "small", "bytes"),
+        ]
+    return found
+
+
+def _figure(name: str, ours: float, peers: dict[str, float], target: Any, unit: str) -> dict[str, Any]:
+    return {"figure": name, "ours": ours, "peers": peers, "target": target, "unit": unit}
 
 
 def table(rows: list[Row]) -> str:
@@ -257,4 +283,4 @@ def table(rows: list[Row]) -> str:
 
 
 if __name__ == "__main__":
-    print(table(run()))
+    print(table(measure()))

@@ -599,3 +599,14 @@ def test_a_newer_library_warns_once(server: SwanLabServer, monkeypatch: pytest.M
 
     monkeypatch.setattr("gapless_uploader.sinks.swanlab.version", lambda name: "0.10.9")
     SwanlabSink(settle=0).open(VIEW, {}).close()
+
+
+def test_the_budget_is_asked_before_every_request(server: SwanLabServer) -> None:
+    """With the bytes that are about to go out: several requests a step cost so many."""
+    asked: list[int] = []
+    sink = SwanlabSink(settle=0.1, audit=False)
+    sink.meter = asked.append
+    write(sink, view(), {}, row(0, loss=1.0))
+
+    assert len(asked) > 3, "login, project, experiment, points"
+    assert max(asked) > 50

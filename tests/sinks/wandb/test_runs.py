@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from tests.servers.wandb_server import CRASHED_AFTER_S, WandbServer
+from tests.sinks.harness import row, view, write
 from tests.sinks.wandb.lives import Clock, Lives
+from tests.sinks.wandb.loopback import LoopbackSink
 from tests.wandb_spool import Attempt, files_of
 
 
@@ -185,3 +187,14 @@ def test_two_hundred_runs_share_their_connections(tmp_path: Path, server: WandbS
 
     assert len([run for run in server.runs.values() if len(run.lines) == 2]) == 200
     assert len(os.listdir("/proc/self/fd")) - before < 50
+
+
+def test_the_budget_is_asked_before_every_request(server: WandbServer, clock: Clock) -> None:
+    """With the bytes that are about to go out: several requests a step cost so many."""
+    asked: list[int] = []
+    sink = LoopbackSink(server.url, clock=clock, read_back=False)
+    sink.meter = asked.append
+    write(sink, view(), {}, row(0, loss=1.0))
+
+    assert len(asked) == len(server.requests) > 1
+    assert max(asked) > 100

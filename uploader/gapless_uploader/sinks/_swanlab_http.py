@@ -57,8 +57,18 @@ class Missing(Parked):
 class Api:
     """One account at one host."""
 
-    def __init__(self, account: Account, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: monotonic seconds, after which a refused key may be tried again. Raises Misconfigured."""
+    def __init__(
+        self,
+        account: Account,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        meter: Callable[[int], None] | None = None,
+    ) -> None:
+        """`clock`: monotonic seconds, after which a refused key may be tried again. Raises Misconfigured.
+
+        `meter` is called before each request with its bytes, and waits while the sink's budget is spent.
+        """
+        self._meter = meter
         self._requests = need("swanlab", "requests")
         self._exceptions: Any = need("swanlab", "requests.exceptions")
         self.account = account
@@ -196,6 +206,8 @@ class Api:
     def _open(self, method: str, url: str, data: bytes | None, headers: dict[str, str]) -> Any:
         errors = self._exceptions
         what = f"{method} {_shown_url(url)}"
+        if self._meter is not None:
+            self._meter(len(data or b""))
         try:
             # Our own no-op `auth` keeps requests from reading ~/.netrc for the host.
             return self._session().request(

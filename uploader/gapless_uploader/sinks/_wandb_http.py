@@ -46,6 +46,8 @@ class Http:
         self._credentials = credentials
         self._timeout_s = timeout_s
         self._agent = agent
+        self.meter: Callable[[int], None] = _unmetered
+        """Called before each request with its bytes; waits while the sink's budget is spent."""
         self._local = threading.local()
 
     def graphql(self, operation: str, query: str, variables: dict[str, Any]) -> dict[str, Any]:
@@ -106,6 +108,7 @@ class Http:
         import requests
         from urllib3.exceptions import HTTPError
 
+        self.meter(len(body))
         session = getattr(self._local, "session", None)
         if session is None:
             session = self._local.session = requests.Session()
@@ -220,3 +223,7 @@ def _cause(error: BaseException) -> str:
 
 def _host(url: str) -> str:
     return "/".join(url.split("/", 3)[:3])
+
+
+def _unmetered(num_bytes: int) -> None:
+    del num_bytes

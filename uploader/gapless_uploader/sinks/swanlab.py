@@ -34,6 +34,8 @@ class SwanlabSink:
     """The account's own workspace, or the one that `target` names."""
 
     kind = "swanlab"
+    meter: Callable[[int], None] = staticmethod(lambda num_bytes: None)  # noqa: ARG005
+    """Called before each request with its bytes: the uploader puts its budget here."""
 
     def __init__(
         self,
@@ -127,9 +129,12 @@ class SwanlabSink:
                 account = find_account(os.environ)
                 if self._api is None or self._api.account != account:
                     # The first time, or somebody logged in again since the key was refused.
-                    self._api = Api(account, self.timeout_s, self.ways.now)
+                    self._api = Api(account, self.timeout_s, self.ways.now, self._metered)
                     self._host = account.api_host
             return self._api
+
+    def _metered(self, num_bytes: int) -> None:
+        self.meter(num_bytes)
 
     def check(self) -> str:
         """Who we are and where, for `gapless doctor`. Raises Misconfigured, Retryable (network) or Parked (key)."""

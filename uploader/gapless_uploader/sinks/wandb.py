@@ -93,6 +93,15 @@ class WandbSink:
             settles_intents=True,
         )
 
+    @property
+    def meter(self) -> Callable[[int], None]:
+        """Called before each request with its bytes: the uploader puts its budget here."""
+        return self._http.meter
+
+    @meter.setter
+    def meter(self, meter: Callable[[int], None]) -> None:
+        self._http.meter = meter
+
     def open(self, run: RunView, memo: Memo) -> Session:
         """A session that goes on where W&B and `memo` agree. Raises Retryable, Parked, Misconfigured and Resume."""
         mode = self._mode or os.environ.get("WANDB_MODE") or "online"
