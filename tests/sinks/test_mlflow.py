@@ -6,6 +6,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -56,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path
                 with urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
                     break
             except (URLError, TimeoutError, ConnectionError):
-                pass
+                time.sleep(0.2)
         yield port, folder / "mlflow.db"
     finally:
         os.killpg(process.pid, 9)
