@@ -78,6 +78,7 @@ class Journal:
                 self._leave_segment()
             if self._segment is None:
                 self._begin()
+            self._rotate()
             self._take()
             while self._kept and self._kept[-1].number > self.written:
                 self._write(self._index(self.written))
@@ -88,6 +89,25 @@ class Journal:
         else:
             if self.failing:
                 self._recovered()
+
+    def write_one(self) -> bool:
+        """Write the one row that waits, the short way; False, and nothing done, where anything is out of the way."""
+        inbox, kept, segment = self._ring.inbox, self._kept, self._segment
+        if len(inbox) != 1 or segment is None or segment.dirty or self.failing or segment.size >= SEGMENT_BYTES:
+            return False
+        row = inbox[0]
+        if row.line is None or row.number != self.written + 1 or (kept and kept[-1].number != self.written):
+            return False
+        kept.append(row)
+        inbox.popleft()
+        try:
+            segment.append(row.line)
+        except (OSError, MemoryError) as error:
+            self._fail(error)
+        else:
+            self.written = row.number
+            segment.dirty = False
+        return True
 
     def sync(self) -> None:
         """Sync what is written; an error is handled like one of `drain`."""
@@ -174,8 +194,13 @@ class Journal:
         segment.append(lines[0] if len(lines) == 1 else b"".join(lines))
         self.written = self._kept[start].number + len(lines) - 1
         segment.dirty = False
+        self._rotate()
+
+    def _rotate(self) -> None:
+        """Begin a new segment where this one is long enough. Raises OSError."""
+        segment = self._segment
         # Not beside a running sync: the kernel tells an error once, and to only one of two syncs.
-        if segment.size >= SEGMENT_BYTES and not segment.syncing:
+        if segment is not None and segment.size >= SEGMENT_BYTES and not segment.syncing:
             self.sync()
             self._leave_segment()
             self._begin()

@@ -117,7 +117,8 @@ class Writer:
         with journal.lock:
             self._inline_by = me  # at once: no handler can come between the lock and this
             try:
-                journal.drain()
+                if not journal.write_one():
+                    journal.drain()
                 if self.sync_each:
                     journal.sync()
                 if not self.threaded:

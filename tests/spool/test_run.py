@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 
 import pytest
 
 import gapless
+from gapless import journal
+from gapless_schemas import decode
 from tests.spool.oracle import header, only, records, segments
 
 
@@ -63,3 +66,46 @@ def test_the_same_id_again_is_a_new_attempt_that_goes_on(tmp_path: Path) -> None
     assert header(first).attempt_id != header(second).attempt_id
     steps = [[r.step for r in found if r.kind == "metrics"] for found in records(run.path).values()]
     assert steps == [[0, 10], [11, 21]]
+
+
+def test_segments_rotate_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str) -> None:
+    """Beyond 128 MiB a new segment begins, with the next seq, the next index and the same attempt."""
+    assert journal.SEGMENT_BYTES == 128 << 20
+    monkeypatch.setattr(journal, "SEGMENT_BYTES", 5000)
+    with gapless.init("p", dir=tmp_path, durability=durability) as run:
+        for number in range(200):
+            run.log({"x": number})
+            if number % 20 == 0:
+                run.flush()
+    found = segments(run.path)
+    headers = [header(path) for path in found]
+
+    assert len(found) > 3
+    assert [one.segment for one in headers] == list(range(len(found)))
+    assert len({one.attempt_id for one in headers}) == 1
+    for one, path in zip(headers, found, strict=True):
+        lines = path.read_bytes().split(b"\n")[1:-1]
+        assert not lines or decode(lines[0]).seq == one.first_seq
+    assert [record.data["x"] for record in only(run.path, "metrics")] == list(range(200))
+
+
+def test_without_a_thread_rows_are_written_by_log_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where no thread can be started, one warning tells, and nothing is lost."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    run = gapless.init("p", dir=tmp_path, durability=durability)
+    for number in range(50):
+        run.log({"x": number})
+    written = len(only(run.path, "metrics"))
+    assert run.flush()
+    run.finish()
+
+    assert written == 50
+    assert [record.data["x"] for record in only(run.path, "metrics")] == list(range(50))
+    assert only(run.path)[-1].kind == "finish"
+    assert "no writer thread" in capfd.readouterr().err

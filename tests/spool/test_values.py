@@ -413,3 +413,13 @@ def test_any_row_of_plain_values_comes_back(data: dict[str, Any]) -> None:
 
     assert same(found, data)
     assert reports == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.float8_e4m3fn])
+def test_scalars_on_a_gpu_are_numbers(dtype: torch.dtype) -> None:
+    """A value on a device is brought over and is that number; a large tensor stays where it is and is refused."""
+    row, reports = logged({"x": torch.tensor([2.0], device="cuda").to(dtype), "y": torch.ones(5, device="cuda")})
+
+    assert row == {"x": 2.0}
+    assert [what for what, _ in reports] == ["refused"]
