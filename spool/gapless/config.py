@@ -22,6 +22,10 @@ class Environment:
     """`RANK`, as torchrun sets it."""
     world_size: int | None
     slurm_job_id: str | None
+    ring_rows: int | None
+    """`GAPLESS_RING_ROWS`: rows kept in memory for a disk that takes nothing."""
+    ring_bytes: int | None
+    """`GAPLESS_RING_BYTES`: their bytes."""
 
 
 def read_environment() -> Environment:
@@ -39,6 +43,8 @@ def read_environment() -> Environment:
         rank=_integer("RANK"),
         world_size=_integer("WORLD_SIZE"),
         slurm_job_id=slurm,
+        ring_rows=_integer("GAPLESS_RING_ROWS"),
+        ring_bytes=_integer("GAPLESS_RING_BYTES"),
     )
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 
 from gapless.segment import create_file, make_folders, open_file, open_folder, sync_folder
 from gapless_schemas import path_name
 
 JOBS = ".jobs"
+_TRIES = 100
 
 
 def job_run_id(project_folder: Path, job: str, fresh: str, unique: str) -> str:
@@ -34,15 +37,35 @@ def job_run_id(project_folder: Path, job: str, fresh: str, unique: str) -> str:
                 os.fdatasync(fd)
             finally:
                 os.close(fd)
-            # A link, not a rename: it fails where another process was first, and its id is whole when it shows.
-            with suppress(FileExistsError):
-                os.link(temporary, name, src_dir_fd=at, dst_dir_fd=at)
+            _put(at, temporary, name)
         finally:
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=at)
-        kept = _read(at, name)
+        for _ in range(_TRIES):
+            kept = _read(at, name)
+            if kept:
+                break
+            sleep(0.01)
+        else:
+            raise OSError(errno.EIO, "the job's run id is not whole", str(folder / name))
     sync_folder(folder)
-    return kept or fresh
+    return kept
+
+
+def _put(at: int, temporary: str, name: str) -> None:
+    """Give the temporary its name, unless another process was first."""
+    try:
+        # A link, not a rename: it fails where the name is taken, and the id is whole when it shows.
+        os.link(temporary, name, src_dir_fd=at, dst_dir_fd=at)
+    except FileExistsError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        # A file system without links: whoever makes the file writes the id, the others wait for it to be whole.
+        with suppress(FileExistsError):
+            os.close(create_file(name, at))
+            os.rename(temporary, name, src_dir_fd=at, dst_dir_fd=at)
 
 
 def _read(at: int, name: str) -> str:

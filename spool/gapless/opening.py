@@ -49,8 +49,8 @@ def init(
     resume_step: int | bool | None = None,
     durability: Durability = "thread",
     sinks: Iterable[str] | None = None,
-    ring_rows: int = RING_ROWS,
-    ring_bytes: int = RING_BYTES,
+    ring_rows: int | None = None,
+    ring_bytes: int | None = None,
     finish_timeout: float = FINISH_TIMEOUT_S,
 ) -> Run:
     """Open a run and begin an attempt of it; on ranks that do not write, a run that does nothing.
@@ -63,7 +63,8 @@ def init(
     - `durability`: `thread` never waits for the disk; `write` returns after the write, `sync` after the sync.
     - `sinks`: kinds of trackers that this run asks for, for an uploader that is told to heed it.
     - `ring_rows`, `ring_bytes`: what is kept in memory while the disk takes nothing; beyond it rows are dropped and
-      counted. `finish_timeout`: seconds that `finish` and the process's end wait for the disk.
+      counted. Else `GAPLESS_RING_ROWS` and `GAPLESS_RING_BYTES`, else 100,000 rows and 64 MiB.
+    - `finish_timeout`: seconds that `finish` and the process's end wait for the disk.
 
     Raises TypeError or ValueError for arguments that mean nothing, never for a disk that fails.
     """
@@ -81,7 +82,7 @@ def init(
         raise TypeError(f"resume_step is an integer, False or None, not {type(resume_step).__name__}")
     if resume_step is True or (rewinds and not 0 <= index(resume_step or 0) <= MAX_STEP):
         raise ValueError(f"resume_step={resume_step!r}: say a step from 0 to 2**53 - 1, False or None")
-    if ring_rows < 1 or ring_bytes < 1:
+    if (ring_rows is not None and ring_rows < 1) or (ring_bytes is not None and ring_bytes < 1):
         raise ValueError("ring_rows and ring_bytes are at least 1")
     environment = read_environment()
     root = (Path(dir) if dir is not None else Path(environment.root or "gapless")).absolute()
@@ -101,7 +102,7 @@ def init(
     )
     warner = Warner()
     tally = Tally(warner)
-    ring = Ring(ring_rows, ring_bytes)
+    ring = Ring(ring_rows or environment.ring_rows or RING_ROWS, ring_bytes or environment.ring_bytes or RING_BYTES)
     if rewinds:
         ring.base_step = index(resume_step or 0)
     spool = Writer(

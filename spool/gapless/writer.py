@@ -205,15 +205,21 @@ class Writer:
         if journal.failing:
             self._bell.wait(max(0.001, journal.retry_at - now))
             return
-        if not self.inline and now - self._last_row < BUSY_S:
-            self._bell.wait(POLL_S)
-            return
         due = self._last_alive + ALIVE_S
         if journal.synced < journal.written:
             due = min(due, journal.last_sync + SYNC_S)
+        if not self.inline and now - self._last_row < BUSY_S:
+            due = min(due, self._last_row + BUSY_S)
+            while True:  # at least once: rows of a few milliseconds go out in one write
+                self._bell.wait(POLL_S)
+                if self._has_work() or monotonic() >= due:
+                    return
         # Callers that write themselves need the thread for the sync only, and here it is due soon without them.
         self.parked = not self.inline or journal.synced >= journal.written
         # A row handed over before the line above was seen by nobody: look once more.
-        if not (self._ring.inbox or self._closing or self._sync_wanted or self._description):
+        if not self._has_work():
             self._bell.wait(max(0.001, due - now))
         self.parked = False
+
+    def _has_work(self) -> bool:
+        return bool(self._ring.inbox or self._closing or self._sync_wanted or self._description)

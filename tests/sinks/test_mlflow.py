@@ -27,6 +27,7 @@ from tests.sinks.harness_mlflow import Harness, empty_database, mlflow
 from tests.sinks.proxy import Fault, FaultProxy
 
 RUN = view(config={"lr": 0.1, "layers": [1, 2]})
+pytestmark = pytest.mark.xdist_group("sink-mlflow")
 LOG_BATCH = "/runs/log-batch"
 
 
@@ -47,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path
     ]
     environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "PYTHONWARNINGS": "ignore"}
     with open(folder / "log", "wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         while True:
             assert process.poll() is None, (folder / "log").read_text()

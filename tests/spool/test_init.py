@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import gapless
+from gapless import jobs
 from gapless_schemas import path_name
 from tests.spool.oracle import header, only, records, segments
 from tests.spool.scripts import ROOT, environment, run, start
@@ -258,3 +259,44 @@ run.log({"x": 1})
 
     assert done.returncode == 0
     assert len(only(tmp_path / "p" / "r", "metrics")) == 1
+
+
+def test_the_ring_is_sized_by_arguments_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100,000 rows and 64 MiB, unless the environment or the call says otherwise."""
+    sizes = []
+    for environment_rows, rows in ((None, None), ("50", None), ("50", 7)):
+        if environment_rows:
+            monkeypatch.setenv("GAPLESS_RING_ROWS", environment_rows)
+        with gapless.init("p", dir=tmp_path, ring_rows=rows) as opened:
+            sizes.append((opened._ring.max_rows, opened._ring.max_bytes))
+
+    assert sizes == [(100_000, 64 << 20), (50, 64 << 20), (7, 64 << 20)]
+
+
+def test_a_job_keeps_its_run_where_no_links_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system without hard links the id is kept all the same, and nothing temporary is left."""
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+
+    def no_links(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    ids = []
+    for _ in range(2):
+        with gapless.init("p", dir=tmp_path, resume="auto") as opened:
+            ids.append(opened.id)
+
+    assert ids[0] == ids[1]
+    assert [path.name for path in (tmp_path / "p" / ".jobs").iterdir()] == ["slurm-9"]
+
+
+def test_a_broken_job_file_holds_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job's file that stays empty costs the job its run id, not its rows."""
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    monkeypatch.setattr(jobs, "_TRIES", 2)
+    (tmp_path / "p" / ".jobs").mkdir(parents=True)
+    (tmp_path / "p" / ".jobs" / "slurm-9").write_bytes(b"")
+    with gapless.init("p", dir=tmp_path, resume="auto") as opened:
+        opened.log({"x": 1})
+
+    assert len(only(opened.path, "metrics")) == 1

@@ -121,9 +121,10 @@ class Died(BaseException):
 class Turner:
     """An uploader on one thread with a clock of its own; `crash` forgets everything that is not on disk."""
 
-    def __init__(self, root: Path, state: Path, *sinks: Sink, **options: Any) -> None:
+    def __init__(self, root: Path, state: Path, *sinks: Sink, offered: tuple[Sink, ...] = (), **options: Any) -> None:
         self.root, self.state_folder = root, state
         self.sinks = sinks or (MemorySink(),)
+        self.offered = offered
         self.options = UploaderOptions(**{"grace_s": 30.0, **options})
         self.now = 1000.0
         self.wall = T0 + 1_000_000.0
@@ -139,7 +140,7 @@ class Turner:
     def start(self) -> Uploader:
         self.uploader = Uploader(
             [self.root], self.sinks, self.state_folder, self.options, self.events.append, Inline(),
-            jitter=lambda: 1.0, wall=lambda: self.wall,
+            jitter=lambda: 1.0, wall=lambda: self.wall, offered=self.offered,
         )  # fmt: skip
         self.uploader.start()
         return self.uploader

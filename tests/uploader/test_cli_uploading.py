@@ -149,6 +149,16 @@ def test_misuse_exits_2(root: Path, args: list[str]):
     assert "Error: " in result.stderr
 
 
+def test_the_environment_is_as_good_as_a_flag(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """`GAPLESS_<COMMAND>_<FLAG>` says what the flag would."""
+    monkeypatch.setenv("GAPLESS_REPLAY_RATE", "fast")
+    assert "rate is 'fast'" in gapless("replay", root, *where(root)).stderr
+    monkeypatch.setenv("GAPLESS_REPLAY_RATE", "600/min")
+    monkeypatch.setenv("GAPLESS_REPLAY_RUN", "r-2")
+
+    assert "20 rows uploaded" in gapless("replay", root, *where(root)).stdout
+
+
 def test_a_held_spool_exits_1(root: Path):
     """A second uploader of the same spool and state says who holds it, and exits 1."""
     with subprocess.Popen(
@@ -211,6 +221,22 @@ def test_status_writes_nothing(root: Path):
     assert sorted(path.name for path in root.parent.iterdir()) == ["spool"]
 
 
+@pytest.mark.parametrize(
+    ("rate", "says"),
+    [
+        ("10/min", "carries 5 live runs' heartbeats; now 1: enough"),
+        ("1/min", "carries 0 live runs' heartbeats; now 1: too few"),
+    ],
+)
+def test_status_says_what_a_budget_carries(root: Path, rate: str, says: str):
+    """`status` says how many live runs' heartbeats the rate of each configured sink carries."""
+    config = root.parent / "gapless.toml"
+    config.write_text(f'to = ["memory"]\nrate = "{rate}"\n[sinks.memory]\nheartbeat_s = 30.0\n')
+    result = gapless("status", root, "--state", root.parent / "state", "--config", config)
+
+    assert says in " ".join(result.stdout.split())
+
+
 def test_status_shows_names_unharmed(tmp_path: Path):
     """A name that would move the terminal's cursor is shown with its escapes."""
     MadeRun(tmp_path / "spool", name="\x1b[2Jevil\nname")
@@ -223,13 +249,16 @@ def test_status_shows_names_unharmed(tmp_path: Path):
 # watch
 
 
-def test_watch_ends_when_all_is_done(root: Path):
-    """`--exit-when-done` ends once every run is over and uploaded, with exit status 0."""
+@pytest.mark.parametrize("flags", [[], ["--no-events"]])
+def test_watch_ends_when_all_is_done(root: Path, flags: list[str]):
+    """`--exit-when-done` ends once every run is over and uploaded, with exit status 0, with file events or without."""
     run = MadeRun(root, "r-3b", **alive_here()).rows(0, 10)
     (alive,) = (root / "grpo" / "r-3").iterdir()
     alive.unlink()
     with subprocess.Popen(
-        command("watch", root, *where(root), "--exit-when-done", "--json"), stdout=subprocess.PIPE, env=ENVIRONMENT
+        command("watch", root, *where(root), "--exit-when-done", "--json", *flags),
+        stdout=subprocess.PIPE,
+        env=ENVIRONMENT,
     ) as child:
         assert child.stdout is not None
         assert b"started" in child.stdout.readline()

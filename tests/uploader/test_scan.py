@@ -214,21 +214,23 @@ def test_links_are_not_followed(tmp_path: Path):
     assert [path.name for path in spool.problems] == [outside.path.name]
 
 
-def test_unrelated_files_cost_nothing_but_the_listing(tmp_path: Path, listed: list[str]):
-    """Thousands of unrelated files are listed once in a long while, and none of them is looked at."""
+@pytest.mark.parametrize("files", [20_000, pytest.param(200_000, marks=pytest.mark.torture)])
+def test_unrelated_files_cost_nothing_but_the_listing(tmp_path: Path, listed: list[str], files: int):
+    """Thousands of unrelated files, beside runs and inside one, are listed once in a long while and never looked at."""
     run = MadeRun(tmp_path).rows(0, 3)
-    for i in range(20_000):
+    for i in range(files // 2):
         (tmp_path / f"shard-{i}.bin").touch()
+        (run.folder / f"shard-{i}.bin").touch()
     settle(tmp_path)
     listed.clear()
     spool = Spool([tmp_path])
     spool.scan(0.0)
     looks = spool.num_looks
-    pass_time(spool, 0.0, 150.0)
+    pass_time(spool, 0.0, 90.0)
 
     assert set(spool.runs) == {run.key}
     assert looks <= 10
-    assert listed.count(str(tmp_path)) == 1
+    assert (listed.count(str(tmp_path)), listed.count(str(run.folder))) == (1, 1)
 
 
 # what it costs
@@ -248,9 +250,10 @@ def test_a_thousand_quiet_runs_are_rarely_looked_at(tmp_path: Path):
     assert scans <= 602
 
 
-def test_finished_runs_cost_a_bounded_number_of_looks(tmp_path: Path):
-    """Of two thousand runs that are over, only so many a second are looked at; a live one beside them is not late."""
-    over = [MadeRun(tmp_path, f"r-{i}", project="over").finish() for i in range(2000)]
+@pytest.mark.parametrize("runs", [2000, pytest.param(100_000, marks=pytest.mark.torture)])
+def test_finished_runs_cost_a_bounded_number_of_looks(tmp_path: Path, runs: int):
+    """Of thousands of runs that are over, only so many a second are looked at; a live one beside them is not late."""
+    over = [MadeRun(tmp_path, f"r-{i}", project="over").finish() for i in range(runs)]
     live = MadeRun(tmp_path, "live")
     settle(tmp_path)
     spool = Spool([tmp_path])

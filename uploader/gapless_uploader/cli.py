@@ -14,6 +14,7 @@ import click
 import orjson
 from rich.console import Console
 
+from gapless_uploader.budget import live_runs_carried
 from gapless_uploader.config import UploaderConfig, load_config
 from gapless_uploader.display import ReplayProgress, status_table
 from gapless_uploader.events import Event, LineListener, Listener, ServingMetrics, printable
@@ -134,6 +135,7 @@ def status(root: Path, as_json: bool, **flags: Any) -> None:
     """
     config = _config(flags)
     found = read_status([root], config.state, config.crashed_after_s)
+    found.notes.extend(_budget_notes(config, sum(run.state == "running" for run in found.runs)))
     if as_json:
         click.echo(orjson.dumps(found.to_json(), option=orjson.OPT_INDENT_2).decode())
     else:
@@ -218,10 +220,10 @@ def _config(flags: dict[str, Any]) -> UploaderConfig:
 
 def _uploader(paths: list[Path], config: UploaderConfig, listener: Listener) -> Uploader:
     try:
-        sinks = config.make_sinks()
+        sinks, offered = config.make_sinks(), config.offer_sinks()
     except Misconfigured as error:
         raise click.UsageError(str(error)) from None
-    uploader = Uploader(paths, sinks, config.state, config.options(), listener)
+    uploader = Uploader(paths, sinks, config.state, config.options(), listener, offered=offered)
     try:
         uploader.start()
     except Held as error:
@@ -264,6 +266,21 @@ def _say_plan(paths: list[Path], config: UploaderConfig, as_json: bool) -> None:
                 click.echo(f"{name_of_run} ({run.state}, {run.records} records) -> {name}: {size(left)} to upload")
     for problem in found.problems:
         click.echo(printable(problem), err=True)
+
+
+def _budget_notes(config: UploaderConfig, live_runs: int) -> list[str]:
+    """How many live runs each configured sink's budget carries."""
+    try:
+        sinks = config.make_sinks() if config.to else []
+    except Misconfigured as error:
+        return [str(error)]
+    notes = []
+    for sink in sinks:
+        carried = live_runs_carried(config.limits(sink.kind), sink.capabilities.heartbeat_s)
+        if carried is not None:
+            enough = "enough" if live_runs <= carried else "too few: raise its rate"
+            notes.append(f"{sink.kind}: its rate carries {carried} live runs' heartbeats; now {live_runs}: {enough}")
+    return notes
 
 
 def _serve(metrics: Metrics, port: int, listener: Listener) -> MetricsServer:

@@ -32,8 +32,9 @@ from typing import Any
 from gapless_uploader.budget import Limits, parse_bandwidth, parse_rate
 from gapless_uploader.pipeline import REWINDS
 from gapless_uploader.sink import Misconfigured, Sink
-from gapless_uploader.sinks import make_sink
+from gapless_uploader.sinks import known_sinks, make_sink
 from gapless_uploader.uploader import UploaderOptions, default_state_folder
+from gapless_uploader.wanted import SPOOL_CONFIG, offered_sinks
 
 _LISTS = ("to", "project", "run", "adopt")
 _NUMBERS = ("workers", "call_timeout_s", "crashed_after_s", "slow_scan_s", "grace_s")
@@ -47,7 +48,7 @@ class UploaderConfig:
     """Everything that a `gapless.toml` may say."""
 
     to: tuple[str, ...] = ()
-    """Sinks, `kind` or `kind:target`, when no --to is given."""
+    """Sinks, `kind` or `kind:target`, when no --to is given; `spool-config`: those that each run asks for."""
     state: Path = field(default_factory=default_state_folder)
     """Folder of the uploader's own progress."""
     workers: int = 4
@@ -118,7 +119,7 @@ class UploaderConfig:
             runs=self.run,
             slow_scan_s=self.slow_scan_s,
             call_timeout_s=self.call_timeout_s,
-            budgets={kind: self.limits(kind) for kind in (spec.partition(":")[0] for spec in self.to)},
+            budgets={kind: self.limits(kind) for kind in self._kinds()},
         )
 
     def make_sinks(self) -> list[Sink]:
@@ -127,7 +128,20 @@ class UploaderConfig:
             raise Misconfigured("no sink: say --to SINK, for example --to tensorboard:runs")
         if len(set(self.to)) != len(self.to):
             raise Misconfigured(f"one sink twice in {', '.join(self.to)}")
-        return [make_sink(spec, self._own_options(spec.partition(":")[0])) for spec in self.to]
+        named = [spec for spec in self.to if spec != SPOOL_CONFIG]
+        return [make_sink(spec, self._own_options(spec.partition(":")[0])) for spec in named]
+
+    def offer_sinks(self) -> list[Sink]:
+        """With `spool-config` in `to`: a sink of every kind not named there, for the runs that ask for it."""
+        if SPOOL_CONFIG not in self.to:
+            return []
+        named = [spec.partition(":")[0] for spec in self.to]
+        return offered_sinks({kind: self._own_options(kind) for kind in self.sinks}, besides=named)
+
+    def _kinds(self) -> set[str]:
+        return {spec.partition(":")[0] for spec in self.to} | (
+            known_sinks().keys() if SPOOL_CONFIG in self.to else set()
+        )
 
     def _own_options(self, kind: str) -> dict[str, Any]:
         options = {key: value for key, value in self.sinks.get(kind, {}).items() if key not in _LIMITS}

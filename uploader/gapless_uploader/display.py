@@ -137,6 +137,7 @@ def status_table(status: Status) -> Group:
             notes.append(f"{name}: {run.attempts} attempts")
         notes.extend(f"{name}: {note}" for note in run.notes)
     notes.extend(status.problems)
+    notes.extend(status.notes)
     return Group(table, *[Text(printable(note)) for note in notes])
 
 

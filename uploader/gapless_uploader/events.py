@@ -37,6 +37,14 @@ class RunFound(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class WishUnmet(Event):
+    """A run asks for kinds of sinks that are not here."""
+
+    run: str
+    sinks: str
+
+
+@dataclass(frozen=True, slots=True)
 class Uploaded(Event):
     """A sink acknowledged rows."""
 

@@ -32,7 +32,7 @@ QUICK_S = 1.0
 SLOW_S = 60.0
 LIST_S = 60.0
 """A folder is listed again after so long, whatever its mtime says; later when it holds very many entries."""
-LOOKS_PER_S = 20.0
+LOOKS_PER_S = 12.0
 """Of folders without runs, and of retired runs: each kind together."""
 _MAX_DEPTH = 12
 _FRESH_NS = 3_000_000_000
@@ -46,12 +46,18 @@ RunKey = tuple[str, str]
 class Segment:
     """One segment's file."""
 
-    path: Path
+    folder: Path
+    name: str
     size: int
     mtime: float
     header: Header | None = None
     problem: str | None = None
     """Why its header cannot be used."""
+
+    @property
+    def path(self) -> Path:
+        """Made when asked for: a root may hold a hundred thousand."""
+        return self.folder / self.name
 
 
 @dataclass(slots=True)
@@ -288,7 +294,9 @@ class Spool:
             return False
         if not folder.segments:
             self._num_bare -= 1
-        segment = known or Segment(path, found.st_size, found.st_mtime)
+        segment = known or Segment(
+            path.parent if folder.path == path else folder.path, name, found.st_size, found.st_mtime
+        )
         grew = known is None or known.size != found.st_size
         segment.size, segment.mtime = found.st_size, found.st_mtime
         folder.segments[name] = segment
@@ -351,7 +359,7 @@ class Spool:
         other_copy = found.get(index)
         if other_copy is None or other_copy.path == segment.path or other_copy.size < segment.size:
             found[index] = segment
-        run.folders.add(segment.path.parent)
+        run.folders.add(segment.folder)
         return run.key
 
     def _forget(self, folder: _Folder, name: str, changed: set[RunKey]) -> None:

@@ -70,6 +70,8 @@ class Status:
     runs: list[RunStatus]
     problems: list[str]
     """What cannot be read, each with its path and reason."""
+    notes: list[str] = field(default_factory=list)
+    """What else a person should know: budgets that are too small."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""

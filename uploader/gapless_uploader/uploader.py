@@ -32,6 +32,7 @@ from gapless_uploader.run_name import is_asked_for
 from gapless_uploader.sink import Sink
 from gapless_uploader.spool import RunKey, Spool, SpoolRun
 from gapless_uploader.state import State
+from gapless_uploader.wanted import Wishes
 from gapless_uploader.workers import CALL_TIMEOUT_S
 
 CRASHED_AFTER_S = 300.0
@@ -93,11 +94,18 @@ class Uploader:
         jitter: Callable[[], float] = random.random,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
+        offered: Iterable[Sink] = (),
     ) -> None:
-        """`clock` tells the time that `turn` is called with, in seconds."""
+        """`clock` tells the time `turn` is called with, in seconds. `offered`: sinks for runs that ask for them."""
         self.options = options or UploaderOptions()
         self.spool = Spool(list(paths), self.options.slow_scan_s)
-        self.sinks = {f"{sink.kind}:{sink.target}": sink for sink in sinks}
+        by_wish = list(offered)
+        self.sinks = {f"{sink.kind}:{sink.target}": sink for sink in [*sinks, *by_wish]}
+        self._by_wish = {f"{sink.kind}:{sink.target}" for sink in by_wish}
+        self._wishes = Wishes({sink.kind for sink in by_wish})
+        self._lanes_of: dict[RunKey, list[Lane]] = {}
+        self._undecided: set[RunKey] = set()
+        """Runs that have not said yet what they ask for."""
         self.state = State(state_folder, self.spool.paths, lambda path, why: listener(events.StateProblem(path, why)))
         self.lease = Lease(self.state.folder, lambda why: listener(events.LeaseSlow(why)))
         self.ledger = Ledger(self.state, listener)
@@ -161,7 +169,7 @@ class Uploader:
             self._lost_lease = True
             raise
         for key in sorted(self.spool.scan(now)):
-            self._note(key)
+            self._note(key, now)
         self._tell_problems()
         self._collect(now)
         self._wake(now)
@@ -191,15 +199,14 @@ class Uploader:
 
     def is_over(self) -> bool:
         """Whether every run that was seen has ended, and every sink knows all of it."""
+        if any(not self._is_crashed(self.spool.runs[key]) for key in self._undecided):
+            return False
         return bool(self._known) and not any(lane.pipelines for lane in self.lanes.values())
 
     def lag(self) -> Mapping[Place, int]:
         """(run, sink) -> bytes of the spool that the sink has not acknowledged yet, torn tails included."""
         for key, name in self._lag_unknown:
             run = self.spool.runs[key]
-            if key not in self.lanes[name].pipelines:
-                self._lag.pop((key, name), None)
-                continue
             cursor = self.state.progress.get((*key, name), {}).get("cursor", {})
             reader = RunReader(cursor)
             reader.meet({n: h for n, h in run.attempts.items() if n in cursor})
@@ -209,7 +216,7 @@ class Uploader:
 
     def bytes_total_and_done(self) -> tuple[int, int]:
         """Bytes of the wanted runs times sinks, and how many of them are uploaded."""
-        total = sum(self.spool.runs[key].size for key in self._known) * len(self.lanes)
+        total = sum(self.spool.runs[key].size * len(self._lanes_of[key]) for key in self._known)
         return total, total - sum(self.lag().values())
 
     def stop(self, timeout_s: float = STOP_S) -> None:
@@ -251,12 +258,12 @@ class Uploader:
         budget = Budget(limits, clock) if limits is not None and limits != Limits() else None
         return Lane(sink, self.options.workers, self.options.call_timeout_s, budget, executor)
 
-    def _note(self, key: RunKey) -> None:
+    def _note(self, key: RunKey, now: float) -> None:
         run = self.spool.runs[key]
         if not self._wanted(run):
             return
         files = self._files(run)
-        for lane in self.lanes.values():
+        for lane in self._choose_lanes(run, now):
             if key not in lane.pipelines:
                 self._make(lane, key)
             self._lag_unknown.add((key, lane.name))
@@ -267,11 +274,29 @@ class Uploader:
             if any(key in lane.pipelines for lane in self.lanes.values()):
                 self._listen(events.RunFound(name_of(key)))
 
+    def _choose_lanes(self, run: SpoolRun, now: float) -> list[Lane]:
+        """The lanes that the run goes through: those of `--to`, and those that it asks for."""
+        wanted = self._wishes.of(run, now) if self._by_wish else None
+        kinds = wanted.kinds if wanted is not None else ()
+        if self._by_wish and wanted is None:
+            self._undecided.add(run.key)
+        else:
+            self._undecided.discard(run.key)
+        chosen = [lane for lane in self.lanes.values() if lane.name not in self._by_wish or lane.sink.kind in kinds]
+        if wanted is not None and wanted.unmet and self._lanes_of.get(run.key) != chosen:
+            self._listen(events.WishUnmet(name_of(run.key), ", ".join(wanted.unmet)))
+        self._lanes_of[run.key] = chosen
+        return chosen
+
     def _wanted(self, run: SpoolRun) -> bool:
+        if run.unsupported is not None:
+            return False
+        if not self.options.projects and not self.options.runs:
+            return True
         asked = self._asked.get(run.key)
         if asked is None:
             asked = self._asked[run.key] = is_asked_for(run, self.options.projects, self.options.runs)
-        return asked and run.unsupported is None
+        return asked
 
     def _wake(self, now: float) -> None:
         """Steps whose wait is over, heartbeats that are due, runs whose writer went."""
@@ -410,7 +435,8 @@ class Uploader:
             lane.drop(key)
         except Exception as error:  # noqa: BLE001 - the run is over and all of it acknowledged, whatever its close says
             self._listen(events.SinkFailed(name_of(key), lane.name, str(error), 0.0))
-        self._lag_unknown.add((key, lane.name))
+        self._lag_unknown.discard((key, lane.name))
+        self._lag.pop((key, lane.name), None)
         if not any(key in other.pipelines for other in self.lanes.values()):
             self.spool.retire(key)
         return True
