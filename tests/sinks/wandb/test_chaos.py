@@ -5,6 +5,7 @@ The suite plays 20 seeds of a few thousand rows with the server in this process,
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from gapless_uploader.sinks._wandb_http import Credentials
 from gapless_uploader.sinks._wandb_reader import READER
-from tests.servers.wandb_server import DEFAULT_KEY, Staleness, WandbServer
+from tests.servers.wandb_server import DEFAULT_KEY, ServerProcess, Staleness, WandbServer
 from tests.sinks.wandb.lives import Clock, Lives, some
 from tests.wandb_spool import Attempt
 
@@ -164,3 +165,27 @@ def test_every_row_arrives_once_500_times(tmp_path: Path, block: int) -> None:
     """The same, 500 times with 12,000 rows."""
     for seed in range(1_000 + 10 * block, 1_010 + 10 * block):
         play(tmp_path / str(seed), seed, 12_000)
+
+
+def test_a_server_that_is_killed_comes_back_with_what_it_answered(tmp_path: Path, clock: Clock) -> None:
+    """SIGKILL of the server's process at every fifth request, the uploader with it at times: every row once."""
+    attempt = Attempt(tmp_path / "spool")
+    with ServerProcess(tmp_path / "server-state") as server:
+        lives = Lives(tmp_path / "spool", server.url, clock, settle_s=0.0)
+        for part in range(8):
+            attempt.add_rows([(step, {"loss": step + 0.5}) for step in range(50 * part, 50 * part + 50)])
+            lives.step()
+            server.kill()
+            lives.step()
+            if part % 3 == 0:
+                lives.kill()
+            server.start()
+            lives.step()
+        attempt.add("finish", {"state": "finished", "exit_code": 0})
+        lives.run()
+        held = server.run("grpo", "r-1")
+
+    assert held is not None
+    assert [json.loads(line)["loss"] for line in held["lines"]] == [step + 0.5 for step in range(400)]
+    assert lives.rewritten == []
+    assert any("Connection" in failure for failure in lives.failures)

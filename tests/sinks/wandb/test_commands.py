@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from gapless_uploader.cli import main
 from gapless_uploader.config import load_config
 from gapless_uploader.sink import Misconfigured
 from tests.servers.wandb_server import DEFAULT_KEY, WandbServer
+from tests.sinks.harness import view
+from tests.sinks.wandb.loopback import make_sink
 from tests.wandb_spool import Attempt
 
 
@@ -41,6 +44,7 @@ def test_a_second_replay_sends_nothing(tmp_path: Path, finished: Attempt, server
     again = gapless(tmp_path, "replay", "--to", "wandb")
 
     assert again.exit_code == 0, again.output
+    assert "wandb.Api shows 200 lines and the state finished" in gapless_status(tmp_path)
     assert [request.names for request in server.requests] == []
     assert len(server.run("grpo", "r-1").lines) == 200
 
@@ -89,3 +93,21 @@ def test_few_requests_carry_many_rows(tmp_path: Path, attempt: Attempt, server: 
     assert done.exit_code == 0, done.output
     assert len(server.run("grpo", "r-1").lines) == 10_000
     assert len(posts) <= 6
+
+
+def test_a_newer_library_is_said_once(tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The protocol may have changed with it: the sink goes on, reads back, and says so."""
+    sink = make_sink(server)
+    monkeypatch.setattr(metadata, "version", lambda name: "99.1.0")
+    with pytest.warns(RuntimeWarning, match="wandb 99.1.0 is newer than 0.31"):
+        sink.open(view(), {})
+    sink.open(view(run_id="r-2"), {})
+
+    assert len(server.runs) == 2
+
+
+def gapless_status(tmp_path: Path) -> str:
+    done = CliRunner().invoke(
+        main, ["status", str(tmp_path / "spool"), "--state", str(tmp_path / "state"), "--json"], catch_exceptions=False
+    )
+    return done.output

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
-from gapless_uploader.sink import Misconfigured, Parked
+from gapless_uploader.sink import Misconfigured, Parked, Retryable
 from gapless_uploader.sinks._wandb_http import Credentials
+from gapless_uploader.sinks._wandb_reader import Reader
 from gapless_uploader.sinks.wandb import WandbSink
 from tests.servers.wandb_server import DEFAULT_KEY, WandbServer
 from tests.sinks.harness import row, view, write
@@ -127,3 +129,24 @@ def test_the_target_stands_above_what_the_run_says(server: WandbServer, monkeypa
     write(WandbSink("team/other", settle_s=0.0), view(entity="somebody"), {}, row(0))
 
     assert list(server.runs) == [("team", "other", "r-1")]
+
+
+def test_a_question_that_hangs_holds_nobody_up_at_the_end(server: WandbServer) -> None:
+    """Closing the reader ends its child at once, and whoever waits for an answer is told to try again."""
+    reader = Reader()
+    hang = server.arm("Run", "hang")
+    raised: list[Exception] = []
+
+    def look() -> None:
+        try:
+            reader.look(Credentials(server.url, DEFAULT_KEY), "acme/grpo/r-1", [])
+        except Retryable as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=look)
+    waiting.start()
+    assert hang.hit.wait(60)
+    reader.close()
+    waiting.join(30)
+
+    assert [str(error) for error in raised] == ["wandb, in its own process, gave no answer; it is started again"]

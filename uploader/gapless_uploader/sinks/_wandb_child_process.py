@@ -57,10 +57,14 @@ class ChildProcess:
             raise Retryable(f"wandb said: {answer['error']}")
         return answer
 
-    def close(self) -> None:
-        """End it. May be called twice."""
+    def kill(self) -> None:
+        """End it, whoever waits for its answer; they get none. May be called from any thread."""
         if self._process.poll() is None:
             self._process.kill()
+
+    def close(self) -> None:
+        """End it and let go of everything. May be called twice."""
+        self.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             with suppress(OSError):  # what was still to be written is of no use to a dead process

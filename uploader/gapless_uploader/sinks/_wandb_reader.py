@@ -42,7 +42,10 @@ class Reader:
         return self._ask({"do": "look", **where, "steps": steps, "timeout_s": 30})
 
     def close(self) -> None:
-        """End the child. May be called twice; the next question starts another."""
+        """End the child, also while somebody waits for it. May be called twice; the next question starts another."""
+        child = self._child
+        if child is not None:
+            child.kill()
         with self._lock:
             self._stop()
 

@@ -62,6 +62,8 @@ class WandbSession:
         self._version = version
         self._max_row_bytes = limits.max_row_bytes
         self._upserted: dict[str, Any] | None = None
+        self._check: dict[str, Any] | None = None
+        """What the end of the run looked like when it was read back."""
         self._sent: _Sent | None = None
         self._tries = 0
         """How often a request that was sent again had been looked for."""
@@ -137,7 +139,8 @@ class WandbSession:
         return "/files/" + "/".join(quote(part, safe="") for part in parts) + "/file_stream"
 
     def _memo(self, progress: Progress) -> Memo:
-        return {"run": self._place.run, **progress.to_memo()}
+        memo = {"run": self._place.run, **progress.to_memo()}
+        return {**memo, "check": self._check} if self._check is not None and progress.ended else memo
 
     def _draft(self, batch: Batch) -> Draft:
         progress = self._progress.copy()
@@ -194,6 +197,12 @@ class WandbSession:
         missing = sent.proof.missing(found)
         if missing is not None:
             self._wait_for(sent, missing)
+        if sent.proof.state is not None:
+            shown = f"wandb.Api shows {sent.proof.num_lines} lines and the state {sent.proof.state}"
+            self._check = {
+                "ok": missing is None,
+                "text": shown if missing is None else f"{shown}, and not {missing.what}",
+            }
         self._sent = None
         self._is_proved, self._late_is_proved = True, self._late_is_proved or sent.late
         self._progress = sent.progress

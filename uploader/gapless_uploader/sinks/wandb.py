@@ -14,6 +14,7 @@ import importlib.util
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
@@ -30,9 +31,8 @@ from gapless_uploader.sinks._wandb_reader import READER
 from gapless_uploader.sinks._wandb_session import WandbSession
 
 MODES = ("online", "offline", "disabled")
-TESTED = ((0, 19), (0, 31))
-"""The oldest and newest version of `wandb` that the tests were run with."""
-_OPTIONAL = {"entity", "project"}
+TESTED = (0, 31)
+"""The version of `wandb` that the sink was compared with."""
 
 
 class WandbSink:
@@ -115,7 +115,7 @@ class WandbSink:
             return OfflineSession(self._offline_folder, self.place(run), run, memo)
         if self._limits.read_back:
             READER.start()
-        self._version = self._version or metadata.version("wandb")
+        self._know_the_library()
         place = self.place(run)
         if memo and memo.get("run", place.run) != place.run:
             raise Resume("the run has another id at W&B now", run.generation, Place(), {})
@@ -124,6 +124,20 @@ class WandbSink:
         session = WandbSession(self, self._http, place, progress, self._limits, self._version)
         session.describe(run, must_be_new=not is_there)
         return session
+
+    def _know_the_library(self) -> None:
+        """Say once that the installed package is newer than the one that the sink was compared with."""
+        if self._version:
+            return
+        self._version = metadata.version("wandb")
+        numbers = tuple(int(part) for part in self._version.split(".")[:2] if part.isdigit())
+        if numbers > TESTED:
+            warnings.warn(
+                f"wandb {self._version} is newer than {TESTED[0]}.{TESTED[1]}, with which the W&B sink was compared;"
+                ' what it sends is read back through wandb.Api as always, and mode = "offline" is the way out',
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def place(self, run: RunView) -> RunPlace:
         """Where the run is at W&B; the entity is empty where W&B knows it."""
