@@ -8,6 +8,9 @@ from math import isfinite
 from gapless_uploader.operations import Amend, Media, Missing, Operation, Rewind, Row, Table, Text, Value
 from gapless_uploader.sink import Capabilities, Refusal
 
+MAX_DEPTH = 32
+"""Of lists and dicts in a value."""
+
 
 def adapt(
     operations: list[Operation], can: Capabilities, acked_top: int
@@ -78,7 +81,7 @@ def _row(row: Row | Amend, can: Capabilities, top: int, refused: list[Refusal]) 
 @cache
 def _taken_types(can: Capabilities) -> frozenset[type]:
     """The types of which every value goes to a sink that `can` do so much."""
-    types: set[type] = {int, bool, list}
+    types: set[type] = {int, bool}
     for taken, kinds in (
         (can.non_finite, [float]),
         (can.text, [str, Text]),
@@ -100,4 +103,14 @@ def _unfit(value: Value, can: Capabilities) -> str | None:
         return None if can.tables else "a table"
     if isinstance(value, Media):
         return None if can.media else f"media ({value.type})"
-    return None
+    if isinstance(value, list):
+        return None if _depth(value) <= MAX_DEPTH else f"a list nested deeper than {MAX_DEPTH}"
+    return None if isinstance(value, int) else f"a value that is no number, text or list ({type(value).__name__})"
+
+
+def _depth(value: object, limit: int = MAX_DEPTH + 1) -> int:
+    """How deep lists and dicts are nested, counted up to `limit`."""
+    if limit == 0 or not isinstance(value, list | dict):
+        return 0
+    inside = value.values() if isinstance(value, dict) else value
+    return 1 + max((_depth(item, limit - 1) for item in inside), default=0)

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import click
 import orjson
 from rich.console import Console
+from rich.table import Table
 
 from gapless_uploader.budget import live_runs_carried
 from gapless_uploader.config import UploaderConfig, load_config
-from gapless_uploader.display import ReplayProgress, status_table
+from gapless_uploader.display import PATIENCE_S, ReplayProgress, status_table
 from gapless_uploader.events import Event, LineListener, Listener, ServingMetrics, printable
 from gapless_uploader.export import FORMATS, export_run
 from gapless_uploader.lease import Held
@@ -26,6 +28,7 @@ from gapless_uploader.replay import find_run, merged_run
 from gapless_uploader.run_name import is_asked_for
 from gapless_uploader.show import metrics_table
 from gapless_uploader.sink import Misconfigured, Retryable
+from gapless_uploader.sinks import list_sinks
 from gapless_uploader.spool import Spool
 from gapless_uploader.status import read_status
 from gapless_uploader.uploader import Uploader
@@ -102,7 +105,14 @@ def watch(root: Path, exit_when_done: bool, no_events: bool, dry_run: bool, as_j
 @main.command()
 @click.argument("paths", type=_PATH, nargs=-1, required=True, metavar="PATH...")
 @_upload_options
-def replay(paths: tuple[Path, ...], dry_run: bool, as_json: bool, **flags: Any) -> None:
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    default=PATIENCE_S,
+    show_default=True,
+    help="seconds to try again what fails, when nothing else is left",
+)
+def replay(paths: tuple[Path, ...], patience: float, dry_run: bool, as_json: bool, **flags: Any) -> None:
     """Upload what is there now, then exit. PATH is a root, project, run or segment.
 
     Example: gapless replay ./gapless --to tensorboard:runs
@@ -113,9 +123,11 @@ def replay(paths: tuple[Path, ...], dry_run: bool, as_json: bool, **flags: Any) 
         return
     lines = LineListener(sys.stdout if as_json else sys.stderr, as_json, quiet=not as_json)
     uploader = _uploader(list(paths), config, lines)
-    with ReplayProgress(uploader, sys.stderr, plain=as_json) as progress:
+    with ReplayProgress(uploader, sys.stderr, plain=as_json, patience_s=patience) as progress:
         stopped = _run_watch(uploader, lines, progress.is_done, progress.refresh, False)
     lines.flush()
+    if stopped:
+        progress.left = uploader.behind()
     left = progress.left
     click.echo(orjson.dumps(progress.to_json()).decode() if as_json else progress.summary())
     for (project, run), sink in left:
@@ -163,8 +175,11 @@ def show(path: Path, keys: tuple[str, ...], name: str | None, follow: bool, as_j
         spool.scan(time.monotonic())
         run = find_run(spool.runs, name)
         if run is None:
-            raise click.ClickException(f"no run {name or ''} under {path}; see: gapless status {path}")
+            raise click.ClickException(f"no run{f' {name}' if name else ''} under {path}; see: gapless status {path}")
         merged = merged_run(run)
+        unknown = [key for key in keys if key not in merged.series()]
+        if unknown and not follow:
+            raise click.ClickException(f"no such key in {run.key[1]}: {', '.join(map(printable, unknown))}")
         if as_json:
             last = {key: points[-1] for key, points in merged.series().items() if not keys or key in keys}
             click.echo(orjson.dumps(last).decode())
@@ -197,8 +212,28 @@ def export(path: Path, kind: str, name: str | None, out: Path) -> None:
 
 
 @main.command()
+@click.option("--json", "as_json", is_flag=True, help="as JSON")
+def sinks(as_json: bool) -> None:
+    """Every kind of sink: ready or what is missing, and how a row arrives once.
+
+    Example: gapless sinks
+    """
+    found = list(list_sinks())
+    if as_json:
+        click.echo(orjson.dumps([asdict(one) for one in found], option=orjson.OPT_INDENT_2).decode())
+        return
+    table = Table("sink", "ready", "each row once by", box=None)
+    for one in found:
+        table.add_row(one.kind, "yes" if one.ready else f"no: {one.hint}", one.exactly_once)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)
+
+
+@main.command()
 @click.option("--dir", "folder", type=click.Path(path_type=Path), default=Path("demo"), help="where it writes")
-@click.option("--steps", type=int, default=300, help="training steps")
+@click.option("--steps", type=click.IntRange(min=1), default=300, help="training steps")
 def demo(folder: Path, steps: int) -> None:
     """Two training ranks on this machine, their spool, a live upload to TensorBoard files. No account, no network.
 

@@ -163,7 +163,7 @@ def load_config(path: Path | None, **flags: Any) -> UploaderConfig:
     if path is not None or source.is_file():
         try:
             values = tomllib.loads(source.read_text())
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise Misconfigured(f"read {source}: {error}") from None
     known = {f.name for f in fields(UploaderConfig)}
     for key in values:
@@ -183,6 +183,10 @@ def load_config(path: Path | None, **flags: Any) -> UploaderConfig:
     sinks = values.get("sinks", {})
     if not isinstance(sinks, dict) or not all(isinstance(options, dict) for options in sinks.values()):
         raise Misconfigured(f"{source}: sinks must be tables, [sinks.KIND]")
+    known_kinds = known_sinks()
+    for kind in sinks:
+        if kind not in known_kinds:
+            raise Misconfigured(f"{source}: no sink named {kind!r}; there are: {', '.join(sorted(known_kinds))}")
     try:
         config = UploaderConfig(**values)
     except (Misconfigured, TypeError) as error:

@@ -18,16 +18,18 @@ from gapless_uploader.status import SinkStatus, Status
 from gapless_uploader.uploader import Uploader
 from gapless_uploader.wording import age, label, size
 
-PATIENCE_S = 600.0
+PATIENCE_S = 120.0
+"""How long a replay tries again what fails, when nothing else is left to do."""
 
 
 class ReplayProgress:
     """A bar with bytes, rows, rate and what is left; also what decides that a replay is done."""
 
-    def __init__(self, uploader: Uploader, stream: TextIO, plain: bool = False) -> None:
+    def __init__(self, uploader: Uploader, stream: TextIO, plain: bool = False, patience_s: float = PATIENCE_S) -> None:
         self.left: list[Place] = []
         """Runs and sinks that could not be finished, once `is_done` said so."""
         self._uploader = uploader
+        self._patience_s = patience_s
         self._began = time.monotonic()
         self._failing_since: float | None = None
         self._next = 0.0
@@ -52,7 +54,7 @@ class ReplayProgress:
         self._progress.stop()
 
     def is_done(self, uploader: Uploader, now: float) -> bool:
-        """Whether nothing is left but what is parked, or has failed for `PATIENCE_S`."""
+        """Whether nothing is left but what is parked, or has failed for the replay's patience."""
         left = uploader.behind()
         if not left:
             self.left = []
@@ -62,7 +64,7 @@ class ReplayProgress:
             return False
         if self._failing_since is None:
             self._failing_since = now
-        if all(place in uploader.parked for place in left) or now - self._failing_since > PATIENCE_S:
+        if all(place in uploader.parked for place in left) or now - self._failing_since > self._patience_s:
             self.left = left
             return True
         return False
@@ -105,8 +107,17 @@ class ReplayProgress:
         seconds = time.monotonic() - self._began
         rows = self._uploader.rows
         total, done = self._uploader.bytes_total_and_done()
-        text = f"{rows} rows uploaded in {seconds:.1f} s" if rows else "up to date: nothing to upload"
-        if total > done and not self.left:
+        if rows:
+            text = f"{rows} rows uploaded in {seconds:.1f} s"
+        elif self.left:
+            text = "nothing was uploaded"
+        elif not self._uploader.num_runs:
+            return "no run was found there that is asked for"
+        else:
+            text = "up to date: nothing to upload"
+        if self.left:
+            text += f"; {len(self.left)} could not be finished"
+        elif total > done:
             text += f"; {total - done} bytes are the torn end of a segment: they will follow if their writer goes on"
         return text
 

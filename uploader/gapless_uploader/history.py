@@ -22,7 +22,7 @@ from gapless_schemas import Header, Record
 from gapless_uploader.attempt import Taken
 from gapless_uploader.index import SparseIndex
 from gapless_uploader.intervals import Intervals, StepSet
-from gapless_uploader.merge import NO_LIMIT, limits, merge_config, merge_row, same, writer_order
+from gapless_uploader.merge import NO_LIMIT, bounded, limits, merge_config, merge_row, same, writer_order
 from gapless_uploader.merge import attempt_order as order_of
 from gapless_uploader.operations import (
     Amend,
@@ -425,15 +425,16 @@ class History:
         elif kind == "config":
             if self._is_newest_of_writer(attempt):
                 writer = attempt.header.writer
-                self._configs[writer] = merge_config(self._configs.get(writer, {}), data)
+                self._configs[writer] = merge_config(self._configs.get(writer, {}), bounded(data))
                 self._emit_config()
         elif kind == "system":
             if attempt is self._newest_main() or not self.view.system:
-                self.view.system = data
-                self.operations.append(System(data))
+                self.view.system = bounded(data)
+                self.operations.append(System(self.view.system))
         elif kind == "axis":
             self._axis(data)
         elif kind == "summary":
+            data = bounded(data)
             self._overrides.update(data)
             self.view.summary.update(data)
             self.operations.append(Summary(data))
@@ -456,7 +457,7 @@ class History:
         if not self._is_newest_of_writer(attempt):
             return
         config = data.get("config")
-        self._configs[attempt.header.writer] = config if isinstance(config, dict) else {}
+        self._configs[attempt.header.writer] = bounded(config) if isinstance(config, dict) else {}
         if attempt is self._newest_main():
             view = self.view
             for name in ("name", "group", "job_type", "notes", "entity"):

@@ -86,6 +86,17 @@ def merge_config(into: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
+def bounded(value: Any, depth: int = 64) -> Any:
+    """`value` with what is nested deeper than `depth` as text: the spool is not trusted, and encoders recurse."""
+    if not isinstance(value, dict | list):
+        return value
+    if depth == 0:
+        return "nested too deeply"
+    if isinstance(value, dict):
+        return {key: bounded(item, depth - 1) for key, item in value.items()}
+    return [bounded(item, depth - 1) for item in value]
+
+
 def same(one: Value, other: Value) -> bool:
     """Whether two values are the same, NaN included, and 1, 1.0 and True told apart."""
     if type(one) is not type(other):

@@ -49,6 +49,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if not known:
         return "!" * parts
     low, span = min(known), max(known) - min(known)
+    if span <= 1e-12 * max(abs(low), abs(low + span)):
+        span = 0.0  # a constant, and the rounding of its means
     return "".join(
         "!" if mean is None else _BLOCKS[int((mean - low) / span * 7.999) if span > 0 else 3] for mean in means
     )

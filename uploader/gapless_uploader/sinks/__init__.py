@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from inspect import Parameter, signature
 from typing import Any
 
 from gapless_uploader.sink import Misconfigured, Sink
@@ -45,6 +46,12 @@ def make_sink(spec: str, options: dict[str, Any] | None = None) -> Sink:
         raise Misconfigured(f"no sink named {kind!r}; there are: {', '.join(sorted(known))}")
     module, _, name = known[kind].partition(":")
     made = getattr(import_module(module), name)
+    known_options = signature(made).parameters
+    takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known_options.values())
+    for option in options or {}:
+        if option not in known_options and not takes_all:
+            listed = ", ".join(name for name in list(known_options)[1:]) or "none"
+            raise Misconfigured(f"sink {kind!r} has no option {option!r}; there are: {listed}")
     try:
         sink: Sink = made(target, **(options or {}))
     except TypeError as error:

@@ -13,6 +13,11 @@ from gapless_uploader.sink import Parked, Retryable
 _NEEDS_SOMEBODY = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
 
+def folder_target(target: str) -> str:
+    """A target that is a folder, absolute: progress is kept by target, and `runs` is another one in another place."""
+    return os.path.abspath(os.path.expanduser(target))  # noqa: PTH100, PTH111 - links stay as the user named them
+
+
 @contextmanager
 def disk(what: str, path: Path) -> Iterator[None]:
     """An OSError inside becomes Parked where only a person can help, else Retryable."""

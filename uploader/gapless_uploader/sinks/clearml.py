@@ -24,7 +24,7 @@ from gapless_uploader.operations import Amend, Log, Media, Missing, Rewind, Row,
 from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Refusal, RunView
 from gapless_uploader.sinks import need
 from gapless_uploader.sinks._clearml_server import ClearmlServerSession, connect
-from gapless_uploader.sinks._disk import disk, replace_durably
+from gapless_uploader.sinks._disk import disk, folder_target, replace_durably
 from gapless_uploader.sinks._json import as_json
 from gapless_uploader.sinks._naming import project_part, run_part
 from gapless_uploader.sinks._own_file import OwnFile
@@ -48,7 +48,7 @@ class ClearmlSink:
         """`target`: the folder of the offline sessions, or `server` for the one that ClearML's own configuration names;
         empty: `clearml-offline`.
         """
-        self.target = target or "clearml-offline"
+        self.target = target if target == "server" else folder_target(target or "clearml-offline")
         self._lock = Lock()
         self._api: Any = None
         if target == "server":

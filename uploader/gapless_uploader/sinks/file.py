@@ -22,7 +22,7 @@ import orjson
 from gapless_schemas import path_name
 from gapless_uploader.operations import Amend, Log, Media, Missing, Rewind, Row, Table, Text, Value
 from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Parked, Refusal, RunView
-from gapless_uploader.sinks._disk import disk, replace_durably
+from gapless_uploader.sinks._disk import disk, folder_target, replace_durably
 from gapless_uploader.sinks._naming import project_part, run_part
 from gapless_uploader.sinks._own_file import OwnFile
 
@@ -44,7 +44,7 @@ class FileSink:
     )
 
     def __init__(self, target: str = "") -> None:
-        self.target = target or "metrics"
+        self.target = folder_target(target or "metrics")
 
     def open(self, run: RunView, memo: Memo) -> FileSession:
         """A session that appends behind `memo`'s length. Raises Retryable, or Parked for a file that is not ours."""

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from gapless_schemas import SegmentName, is_media_name, path_name
 from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Misconfigured, Retryable, RunView
 from gapless_uploader.sinks import need
+from gapless_uploader.sinks._disk import folder_target
 
 _BLOCK = 1 << 20
 
@@ -45,7 +46,7 @@ class SpoolSink:
             raise Misconfigured(
                 "sink 'spool' needs where to copy to: --to spool:/other/disk or --to spool:s3://bucket/path"
             )
-        self.target = target
+        self.target = target if "://" in target else folder_target(target)
         self._options = options or {}
 
     def open(self, run: RunView, memo: Memo) -> SpoolSession:

@@ -34,6 +34,7 @@ class SwanlabSink:
     """The account's own workspace, or the one that `target` names."""
 
     kind = "swanlab"
+    needs = "swanlab"
     meter: Callable[[int], None] = staticmethod(lambda num_bytes: None)  # noqa: ARG005
     """Called before each request with its bytes: the uploader puts its budget here."""
 

@@ -28,7 +28,7 @@ from gapless_schemas import path_name
 from gapless_uploader.operations import Amend, Config, Log, Rewind, Row, State, Table, Value
 from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Misconfigured, Refusal, RunView
 from gapless_uploader.sinks._crc32c import frame
-from gapless_uploader.sinks._disk import disk, replace_durably
+from gapless_uploader.sinks._disk import disk, folder_target, replace_durably
 from gapless_uploader.sinks._json import as_json
 from gapless_uploader.sinks._naming import project_part, run_part
 from gapless_uploader.sinks._own_file import OwnFile
@@ -65,7 +65,7 @@ class TensorboardSink:
         """
         if precision not in ("double", "single"):
             raise Misconfigured(f"sink 'tensorboard': precision is {precision!r}; it is 'double' or 'single'")
-        self.target = target or "tensorboard"
+        self.target = folder_target(target or "tensorboard")
         self._double = precision == "double"
 
     def open(self, run: RunView, memo: Memo) -> TensorboardSession:

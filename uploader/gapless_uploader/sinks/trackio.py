@@ -23,6 +23,7 @@ from gapless_schemas import path_name
 from gapless_uploader.operations import Amend, Log, Media, MediaItem, Missing, Rewind, Row, Table, Text, Value
 from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Misconfigured, Refusal, Retryable, RunView
 from gapless_uploader.sinks import need
+from gapless_uploader.sinks._disk import folder_target
 from gapless_uploader.sinks._json import as_json
 from gapless_uploader.sinks._naming import run_part
 
@@ -46,7 +47,7 @@ class TrackioSink:
 
     def __init__(self, target: str = "") -> None:
         """`target`: trackio's folder; empty: `TRACKIO_DIR`, or trackio's own default."""
-        self.target = target
+        self.target = folder_target(target) if target else ""
 
     def open(self, run: RunView, memo: Memo) -> TrackioSession:
         """A session on the run with our id. Raises Misconfigured when trackio has another folder already."""

@@ -39,6 +39,7 @@ class WandbSink:
     """W&B at one server. `open` may be called from several threads."""
 
     kind = "wandb"
+    needs = "wandb"
 
     def __init__(
         self,
