@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from operator import index
-from os import PathLike
+from os import PathLike, fsdecode
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final, Literal
@@ -18,9 +18,10 @@ from gapless.journal import Journal
 from gapless.norun import NoRun
 from gapless.place import Place
 from gapless.ring import Ring
-from gapless.run import FINISH_TIMEOUT_S, Run
+from gapless.run import FINISH_TIMEOUT_S, LONGEST_WAIT_S, Run
 from gapless.system import describe
 from gapless.tally import Tally
+from gapless.values import encodable
 from gapless.warn import Warner
 from gapless.writer import Writer
 from gapless_schemas import MAX_STEP
@@ -84,9 +85,17 @@ def init(
         raise ValueError(f"resume_step={resume_step!r}: say a step from 0 to 2**53 - 1, False or None")
     if (ring_rows is not None and ring_rows < 1) or (ring_bytes is not None and ring_bytes < 1):
         raise ValueError("ring_rows and ring_bytes are at least 1")
+    if isinstance(finish_timeout, bool) or not isinstance(finish_timeout, int | float) or not finish_timeout >= 0:
+        raise ValueError(f"finish_timeout={finish_timeout!r}: say a number of seconds, 0 or more")
+    finish_timeout = min(finish_timeout, LONGEST_WAIT_S)
+    if dir is not None and "\0" in fsdecode(dir):
+        raise ValueError("dir holds a NUL byte")
+    # What a shell passed that is no UTF-8 has a name all the same, with its bytes written out.
+    project, writer = encodable(project), encodable(writer)
+    id = None if id is None else encodable(id)  # noqa: A001
     environment = read_environment()
     root = (Path(dir) if dir is not None else Path(environment.root or "gapless")).absolute()
-    run_id = id or environment.run_id
+    run_id = id or _encodable(environment.run_id)
     if environment.disabled or not (_is_rank_zero(environment) if is_writer is None else is_writer):
         return NoRun(run_id or "", root / project / (run_id or ""))
     job = environment.job if resume == "auto" and run_id is None else None
@@ -115,12 +124,12 @@ def init(
     )
     run = Run(ring, spool, place, tally, warner, finish_timeout)
     identity = {
-        "name": name,
-        "group": group,
-        "job_type": job_type,
+        "name": _encodable(name),
+        "group": _encodable(group),
+        "job_type": _encodable(job_type),
         "tags": None if tags is None else [tags] if isinstance(tags, str) else [str(tag) for tag in tags],
-        "notes": notes,
-        "entity": entity,
+        "notes": _encodable(notes),
+        "entity": _encodable(entity),
         "sinks": None if sinks is None else [sinks] if isinstance(sinks, str) else [str(sink) for sink in sinks],
     }
     run._begin(identity, config)
@@ -133,6 +142,10 @@ def _is_rank_zero(environment: Environment) -> bool:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return bool(distributed.get_rank() == 0)
     return environment.rank in (None, 0)
+
+
+def _encodable(text: str | None) -> str | None:
+    return None if text is None else encodable(text)
 
 
 def _check_texts(**texts: object) -> None:

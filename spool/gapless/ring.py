@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gapless_schemas import encode_record, encode_row
+from gapless_schemas import MAX_STEP, encode_record, encode_row
 
 AUTO: Final = -1
 """In place of a step: the next one."""
@@ -122,6 +122,8 @@ class Ring:
                 return False
             if step == AUTO:
                 step = last.next_step
+                if step > MAX_STEP:
+                    return False
             next_step = last.next_step if last.own and last.next_step > step else step + 1
             line = encode_row(last.seq + 1, time() if t is None else t, monotonic() - self.began, step, data)
             if line is None:

@@ -33,6 +33,8 @@ from gapless.writer import Writer
 from gapless_schemas import MAX_STEP
 
 FINISH_TIMEOUT_S: Final = 10.0
+LONGEST_WAIT_S: Final = 1e6
+"""Locks take no longer limit."""
 OPEN_TIMEOUT_S: Final = 2.0
 """`init` waits this long for a disk at most, and goes on without it."""
 DESCRIBE_TIMEOUT_S: Final = 1.5
@@ -126,7 +128,7 @@ class Run:
         if self._pid != getpid():
             return False
         upto = self._ring.last.number
-        deadline = monotonic() + (self._finish_timeout if timeout is None else timeout)
+        deadline = monotonic() + self._seconds(timeout)
         while self._writer.journal.synced < upto or (
             self._ring.last.gap is not None and not self._writer.done.is_set()
         ):
@@ -150,7 +152,7 @@ class Run:
         self._finished = True
         code = None if exit_code is None else int(exit_code)
         state = "failed" if code else "finished"
-        deadline = monotonic() + (self._finish_timeout if timeout is None else timeout)
+        deadline = monotonic() + self._seconds(timeout)
         self._writer.close()
         if self._writer.threaded:
             self._writer.described.wait(min(DESCRIBE_TIMEOUT_S, max(0.0, deadline - monotonic())))
@@ -257,7 +259,9 @@ class Run:
             parts = []
         if not parts and not media:
             return
-        actual = AUTO if step is None else self._step(step)
+        actual = self._step(self._ring.last.next_step if step is None else step)
+        if step is None and actual is not None:
+            actual = AUTO
         at = time() if at is None else at
         for part in parts:
             actual = self._ring.append("metrics", actual, part.data, part.marks, t=at)
@@ -287,6 +291,15 @@ class Run:
             return float(number)
         self._report("refused", "time", f"t={told(t)} is no time: the row gets the present one")
         return None
+
+    def _seconds(self, timeout: object) -> float:
+        """A caller's time limit; what is none is `init`'s."""
+        number = None
+        with suppress(Exception):  # a limit is anybody's object
+            number = as_number(timeout)
+        if number is None or isinstance(number, bool) or number != number:
+            return self._finish_timeout
+        return float(min(max(number, 0.0), LONGEST_WAIT_S))
 
     def _put(self, kind: str, parts: list[Part]) -> None:
         for part in parts:

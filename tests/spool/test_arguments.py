@@ -1,0 +1,56 @@
+"""What callers pass that is odd costs nothing but itself, and what means nothing is said at `init`."""
+
+from __future__ import annotations
+
+import os
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gapless
+from tests.spool.oracle import raw
+
+
+@pytest.mark.parametrize("limit", [-1, nan, "x", None, True])
+def test_a_finish_timeout_that_is_no_time_is_refused_at_init(tmp_path: Path, limit: Any) -> None:
+    """Not at the end of the training."""
+    with pytest.raises(ValueError, match="finish_timeout"):
+        gapless.init("p", dir=tmp_path, finish_timeout=limit)
+
+
+@pytest.mark.parametrize("limit", [inf, 1e30, "soon", nan, -5])
+def test_finish_takes_any_limit(tmp_path: Path, limit: Any) -> None:
+    """One that means nothing is `init`'s; the row is kept."""
+    run = gapless.init("p", dir=tmp_path, finish_timeout=inf)
+    run.log({"a": 1})
+    assert run.flush()
+    run.finish(timeout=limit)
+
+    assert run.stats().written >= 1
+
+
+def test_a_name_that_is_no_utf_8_is_written_out(tmp_path: Path) -> None:
+    """A shell passes such names as lone surrogates; the run is kept under its bytes."""
+    odd = os.fsdecode(b"caf\xe9")
+    run = gapless.init(odd, odd, id=odd, writer=odd, group=odd, notes=odd, dir=tmp_path)
+    run.log({"a": 1}, step=0)
+    run.finish()
+
+    (header, *records) = raw(run.path)
+    assert "caf\\udce9" == header["project"] == header["run_id"] == header["writer"]
+    assert [{"a": 1}] == [record["data"] for record in records if record["kind"] == "metrics"]
+
+
+def test_after_the_largest_step_rows_go_on_without_a_step(tmp_path: Path) -> None:
+    """No reader keeps a larger one exactly; it is counted."""
+    run = gapless.init("p", dir=tmp_path)
+    run.log({"a": 1}, step=2**53 - 1)
+    run.log({"a": 2})
+    run.log({"a": 3})
+    run.finish()
+
+    rows = [record for record in raw(run.path) if record["kind"] == "metrics"]
+    assert [2**53 - 1, None, None] == [row.get("step") for row in rows]
+    assert 2 == run.stats().bad_steps
