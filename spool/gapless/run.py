@@ -56,6 +56,9 @@ class Run:
         self._finish_timeout = finish_timeout
         self._pid = getpid()
         self._finished = False
+        """Nothing more is taken."""
+        self._end_said = False
+        self._ended = False
         self._tally = tally
         self._report = tally.report
 
@@ -145,9 +148,9 @@ class Run:
         """End the attempt: `finished`, or `failed` where `exit_code` is neither 0 nor None.
 
         Waits for the disk `timeout` seconds at most (`init`'s `finish_timeout`) and says what it could not write by
-        then. A second call does nothing.
+        then. A second call does nothing, unless the first was interrupted: then it goes on with it.
         """
-        if self._finished or self._pid != getpid():
+        if self._ended or self._pid != getpid():
             return
         self._finished = True
         code = None if exit_code is None else int(exit_code)
@@ -156,20 +159,24 @@ class Run:
         self._writer.close()
         if self._writer.threaded:
             self._writer.described.wait(min(DESCRIBE_TIMEOUT_S, max(0.0, deadline - monotonic())))
-        self._ring.append("finish", None, orjson.dumps({"state": state, "exit_code": code}), always=True)
+        if not self._end_said:
+            self._ring.append("finish", None, orjson.dumps({"state": state, "exit_code": code}), always=True)
+            self._end_said = True
         self._writer.end()
         if self._writer.threaded:
             self._writer.done.wait(max(0.0, deadline - monotonic()))
         else:
             while not self._writer.turn_inline() and monotonic() < deadline:
                 sleep(0.01)
-        if not self._writer.done.is_set():
+        self._ended = True
+        if self._writer.done.is_set():
+            exits.forget(self)
+        else:
             left = self._ring.last.number - self._writer.journal.written
             unsynced = self._writer.journal.written - self._writer.journal.synced
             self._warner.say(
                 f"run {self.id} ended with {left} records not written and {unsynced} not synced to {self._place.folder}"
             )
-        exits.forget(self)
 
     def stats(self) -> Stats:
         """What was written, waits, and was lost so far."""

@@ -236,3 +236,51 @@ def test_finish_on_a_dead_disk_is_bounded_and_says_what_is_left(tmp_path: Path) 
     assert done.returncode == 0
     assert "records not written" in done.stderr
     assert "Not a directory" in done.stderr
+
+
+def test_a_process_whose_disk_stays_dead_ends_quietly(tmp_path: Path) -> None:
+    """After `finish` gave up, the thread goes on trying; the interpreter's end is not disturbed by it."""
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+    done = run(
+        """
+        import sys, gapless
+        from gapless import journal, warn
+        journal.FIRST_BACKOFF_S = journal.LAST_BACKOFF_S = 0.0
+        warn.REPEAT_S = 0.0
+        run = gapless.init("p", dir=sys.argv[1] + "/spool")
+        run.log({"n": 1})
+        run.finish(timeout=0.05)
+        """,
+        blocked,
+    )
+
+    assert done.returncode == 0
+    assert "records not written" in done.stderr
+    assert "Fatal" not in done.stderr
+
+
+def test_ctrl_c_inside_finish_loses_nothing(tmp_path: Path) -> None:
+    """A `finish` that is interrupted while it waits is gone on with at the process's end."""
+    done = run(
+        """
+        import os, signal, sys, threading, gapless
+        run = gapless.init("p", dir=sys.argv[1], id="r")
+        assert run.flush()
+        hold = run._writer.journal.lock
+        hold.acquire()
+        for number in range(50):
+            run.log({"n": number})
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            run.finish(3)
+        except KeyboardInterrupt:
+            print("interrupted")
+        hold.release()
+        """,
+        tmp_path,
+    )
+
+    assert done.stdout == "interrupted\n", done.stderr
+    assert steps(tmp_path) == list(range(50))
+    assert [record.data["exit_code"] for record in only(tmp_path / "p" / "r", "finish")] == [3]
