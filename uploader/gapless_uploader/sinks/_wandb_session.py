@@ -4,25 +4,20 @@ said yes, and for the first of a session and the last of a run when `wandb.Api` 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import quote
 
-import orjson
-
-from gapless_uploader.operations import Media, Missing, State, Table, Text
+from gapless_uploader.operations import State
 from gapless_uploader.sink import Ack, Batch, Memo, Place, Refusal, Rejected, Resume, Retryable, RunView
 from gapless_uploader.sinks import _wandb_queries as queries
-from gapless_uploader.sinks._wandb_axes import Rules, ruled
-from gapless_uploader.sinks._wandb_describe import config_text, git_of, metadata, program_of, tags_of
+from gapless_uploader.sinks._wandb_describe import config_text, git_of, program_of, tags_of
 from gapless_uploader.sinks._wandb_draft import Draft, Limits
 from gapless_uploader.sinks._wandb_files import RunPlace, send_artifact, upload
 from gapless_uploader.sinks._wandb_http import Http
-from gapless_uploader.sinks._wandb_lines import careful_body, plain, tracker_key
-from gapless_uploader.sinks._wandb_media import Upload
 from gapless_uploader.sinks._wandb_progress import Progress, in_summary
 from gapless_uploader.sinks._wandb_proof import Proof, Unproved
+from gapless_uploader.sinks._wandb_request import end_files, request_body, summary_file, summary_text
 
 _ENDS = ("finished", "failed", "crashed")
 PATIENCE = 20
@@ -163,10 +158,10 @@ class WandbSession:
         if draft.state is not None or end is not None:
             progress.ended = end is not None
         place = Place(batch.place.at, batch.place.to, batch.place.done + draft.done, batch.place.top)
-        summary = self._summary(run, progress, in_summary(progress, run.generation, place))
+        summary = summary_text(run, progress, in_summary(progress, run.generation, place), self._max_row_bytes)
         if end is not None:
-            names += upload(self._http, self._place, self._end_files(run, summary))
-        self._http.stream(self._path, self._body(draft, summary, names, end))
+            names += upload(self._http, self._place, end_files(run, progress, summary, self._version))
+        self._http.stream(self._path, request_body(draft, self._progress, summary, names, end))
         if end == "crashed":
             self._mark_crashed()
         ack = Ack(draft.done, self._memo(progress), draft.refused)
@@ -235,62 +230,12 @@ class WandbSession:
         name = self._place.run.removesuffix(f"-r{run.generation}") + f"-r{following}"
         self.describe(run, tags=[f"superseded-by:{name}"[:64]])
         held = in_summary(self._progress, run.generation, Place(), following, next_late)
-        summary = self._summary(run, self._progress, held)
-        self._http.stream(self._path, b'{"files":{%b},"complete":true,"exitcode":0}' % _summary_file(summary))
+        summary = summary_text(run, self._progress, held, self._max_row_bytes)
+        self._http.stream(self._path, b'{"files":{%b},"complete":true,"exitcode":0}' % summary_file(summary))
 
     def _mark_crashed(self) -> None:
         variables = {"name": self._place.run, "project": self._place.project, "entity": self._place.entity}
         self._http.graphql("UpsertBucket", queries.UPSERT, {**variables, "state": "crashed"})
-
-    def _body(self, draft: Draft, summary: str, names: list[str], end: str | None) -> bytes:
-        before = self._progress
-        files = []
-        if draft.lines:
-            files.append(_file("wandb-history.jsonl", before.lines, draft.lines))
-        if draft.events:
-            files.append(_file("wandb-events.jsonl", before.events, draft.events))
-        if draft.output:
-            files.append(_file("output.log", before.output, draft.output))
-        body = b'{"files":{%b}' % b",".join([*files, _summary_file(summary)])
-        if names:
-            body += b',"uploaded":%b' % orjson.dumps(names)
-        if end in ("finished", "failed"):
-            code = draft.run.exit_code
-            body += b',"complete":true,"exitcode":%d' % ((code or 0) if end == "finished" else (code or 1))
-        return body + b"}"
-
-    def _summary(self, run: RunView, progress: Progress, held: dict[str, Any]) -> str:
-        rules = Rules(run.axes)
-        values: dict[str, Any] = {}
-        for key, value in [*((key, shown[1]) for key, shown in progress.shown.items()), *run.summary.items()]:
-            if isinstance(value, Table | Media | Missing):
-                continue
-            try:
-                simple = plain(value.text[: 1 << 20] if isinstance(value, Text) else value)
-            except ValueError:
-                continue
-            is_kept, simple = ruled(key, simple, rules, progress.folds)
-            if is_kept:
-                values[tracker_key(key)] = simple
-        own: dict[str, Any] = dict(zip(("_step", "_timestamp"), progress.last, strict=False))
-        own["_runtime"] = run.runtime if progress.ended or not progress.last else progress.last[2]
-        own["_wandb"] = {"runtime": int(run.runtime)}
-        own["_gapless"] = held
-        text = careful_body({**values, **own})
-        while len(text) > self._max_row_bytes and values:
-            del values[max(values, key=lambda key: len(json.dumps(values[key])))]
-            text = careful_body({**values, **own})
-        return text
-
-    def _end_files(self, run: RunView, summary: str) -> list[Upload]:
-        import yaml
-
-        config = json.loads(config_text(run, self._progress.late == "axis", self._version, self._progress.renamed))
-        text = yaml.safe_dump(config, indent=4, default_flow_style=False, allow_unicode=True, width=10_000)
-        files = [Upload("wandb-summary.json", summary.encode()), Upload("config.yaml", text.encode())]
-        if run.system:
-            files.append(Upload("wandb-metadata.json", json.dumps(metadata(run), indent=2).encode()))
-        return files
 
 
 def _end_of(draft: Draft, run: RunView, was_ended: bool) -> str | None:
@@ -299,15 +244,3 @@ def _end_of(draft: Draft, run: RunView, was_ended: bool) -> str | None:
     if state is not None:
         return state.state if state.state in _ENDS else None
     return run.state if was_ended and run.state in _ENDS else None
-
-
-def _file(name: str, offset: int, lines: list[str]) -> bytes:
-    try:
-        content = orjson.dumps(lines)
-    except TypeError:  # a lone surrogate
-        content = json.dumps(lines).encode()
-    return b'"%b":{"offset":%d,"content":%b}' % (name.encode(), offset, content)
-
-
-def _summary_file(summary: str) -> bytes:
-    return _file("wandb-summary.json", 0, [summary])
