@@ -19,6 +19,7 @@ from rich.table import Table
 from gapless_uploader.budget import live_runs_carried
 from gapless_uploader.config import UploaderConfig, load_config
 from gapless_uploader.display import PATIENCE_S, ReplayProgress, status_table
+from gapless_uploader.doctor import examine
 from gapless_uploader.events import Event, LineListener, Listener, ServingMetrics, printable
 from gapless_uploader.export import FORMATS, export_run
 from gapless_uploader.lease import Held
@@ -229,6 +230,31 @@ def sinks(as_json: bool) -> None:
     if not console.is_terminal:
         console.width = 200
     console.print(table)
+
+
+@main.command()
+@click.argument("root", type=_PATH, required=False)
+@click.option("--to", "to", multiple=True, metavar="SINK", help="kind or kind:target; may be given again")
+@click.option("--state", type=click.Path(path_type=Path), help="the uploader's own progress")
+@click.option("--config", type=click.Path(path_type=Path), help="a gapless.toml; default: the one here")
+@click.option("--json", "as_json", is_flag=True, help="as JSON")
+def doctor(root: Path | None, as_json: bool, **flags: Any) -> None:
+    """What would fail, and the way out: spool, state, packages, credentials, reachability.
+
+    Example: gapless doctor /shared/spool --to wandb --to swanlab
+    """
+    config = _config(flags)
+    try:
+        made = config.make_sinks() if config.to else []
+    except Misconfigured as error:
+        raise click.UsageError(str(error)) from None
+    found = list(examine(root, config.state, made))
+    if as_json:
+        click.echo(orjson.dumps([asdict(one) for one in found], option=orjson.OPT_INDENT_2).decode())
+    else:
+        for one in found:
+            click.echo(f"{one.grade:4}  {one.what}: {printable(one.text)}")
+    sys.exit(1 if any(one.grade == "bad" for one in found) else 0)
 
 
 @main.command()

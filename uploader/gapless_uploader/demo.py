@@ -30,7 +30,11 @@ def run_demo(folder: Path, steps: int) -> int:
             console.print(f"the demo needs {module}: pip install 'gapless[demo]'")
             return 2
     spool, events = folder / "spool", folder / "tensorboard"
-    spool.mkdir(parents=True, exist_ok=True)
+    try:
+        spool.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        console.print(f"make {spool}: {error.strerror}; choose another folder with --dir")
+        return 1
     console.print(f"two ranks train a character model for {steps} steps; rank 0 writes {spool}/")
     console.print(f"beside them: gapless watch {spool} --to tensorboard:{events} --state {folder / 'state'}\n")
     uploader = _watch(spool, events, folder / "state")

@@ -50,7 +50,7 @@ class FileEvents(FileSystemEventHandler):
         folders = sorted({path if path.is_dir() else path.parent for path in paths})
         for path in folders:
             kind = file_system(path)
-            if kind in _SCANNED or kind.startswith("fuse"):
+            if not tells_events(kind):
                 self._listen(events.WatchingByScan(f"{path} is on {kind}, which tells nothing of other hosts' writes"))
                 return
         self._starter = threading.Thread(target=self._start, args=(folders,), name="file events", daemon=True)
@@ -121,6 +121,11 @@ class FileEvents(FileSystemEventHandler):
     def _give_up(self, reason: str) -> None:
         self._listen(events.WatchingByScan(reason))
         self.stop()
+
+
+def tells_events(kind: str) -> bool:
+    """Whether a file system of this kind tells of every write; others only of this host's, or of none."""
+    return kind not in _SCANNED and not kind.startswith("fuse")
 
 
 def file_system(path: Path) -> str:

@@ -178,6 +178,14 @@ class WandbSink:
             )
         return Credentials(found["base_url"], found["api_key"], found["proxies"])
 
+    def check(self) -> str:
+        """Who we are and where, for `gapless doctor`. Raises Misconfigured, Retryable (network) or Parked (key)."""
+        viewer = self._http.graphql("Viewer", "query Viewer { viewer { username } }", {}).get("viewer")
+        host = self.credentials(False).base_url
+        if not isinstance(viewer, dict):
+            raise Parked(f"{host} does not know the key: set WANDB_API_KEY or run `wandb login`", whole_sink=True)
+        return f"{viewer.get('username')} at {host}"
+
     def _adopts(self, run: RunView) -> bool:
         return bool(self._adopt & {run.run_id, f"{run.project}/{run.run_id}"})
 
