@@ -43,8 +43,8 @@ def quick_body(values: Mapping[str, Value]) -> str | None:
         body = dumps(values, option=_OPTIONS)
     except TypeError:
         return None
-    # `null` may stand for NaN, and a quote with one of these behind it may begin a key that W&B keeps.
-    if b"null" in body or b'"_' in body or b'"~' in body or b'"":' in body:
+    # `null` may stand for NaN, and a tilde may begin a key that W&B keeps.
+    if b"null" in body or b"~" in body or not KEPT_BY_WANDB.isdisjoint(values):
         return None
     return body.decode()
 
