@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,7 +57,7 @@ class FileSystem:
             14: lambda at, body: struct.pack("<QII", 0, 0, 0),
             15: lambda at, body: self.read(at, *struct.unpack_from("<QI", body, 8)),
             16: self.write,
-            17: lambda at, body: struct.pack("<QQQQQIII24x", 1 << 20, 1 << 20, 1 << 20, 1000, 1000, 4096, 255, 4096),
+            17: lambda at, body: struct.pack("<QQQQQIII28x", 1 << 20, 1 << 20, 1 << 20, 1000, 1000, 4096, 255, 4096),
             18: lambda at, body: b"",
             20: lambda at, body: b"",
             25: lambda at, body: b"",
@@ -92,7 +92,8 @@ class FileSystem:
                 body, code = self.answers[opcode](node, request[_IN.size :]), 0
             except Refuse as why:
                 body, code = b"", -why.args[0]
-            os.write(device, struct.pack("<IiQ", 16 + len(body), code, unique) + body)
+            with suppress(FileNotFoundError):  # whoever asked was killed meanwhile
+                os.write(device, struct.pack("<IiQ", 16 + len(body), code, unique) + body)
 
     def find(self, at: int, name: bytes) -> int:
         try:
