@@ -325,3 +325,41 @@ def test_the_order_in_which_attempts_are_read_makes_no_difference(tmp_path: Path
 
         assert values(merged(spool)) == rows_of(turner.memory), seed
         turner.uploader.stop()
+
+
+def test_two_processes_that_write_side_by_side_lose_no_row_of_either(spool: SpoolDir, turner: Turner) -> None:
+    """Both believed to be the writer: what was logged after the other had begun is no older row; the newer one wins."""
+    one, other = spool.attempt(created=T0), spool.attempt(number=2, created=T0 + 50)
+    for step in range(20):
+        one.log(step, t=T0 + step, before=step)
+    turner.settle()
+    for step in range(20):
+        one.log(100 + step, t=T0 + 60 + step, who="one", one=step)
+        other.log(100 + step, t=T0 + 60 + step, who="other", other=step)
+        if step == 10:
+            turner.settle()
+    turner.settle()
+
+    expected: dict[int, dict[str, Any]] = {step: {"before": step} for step in range(20)}
+    expected |= {100 + step: {"who": "other", "one": step, "other": step} for step in range(20)}
+    assert expected == rows_of(turner.memory) == values(merged(spool))
+
+
+def test_a_restart_from_the_start_beside_a_zombie_keeps_what_the_zombie_logs_from_then_on(
+    spool: SpoolDir, turner: Turner
+) -> None:
+    """What it had logged before goes; also when the new attempt is found only later."""
+    zombie = spool.attempt(created=T0)
+    for step in range(10):
+        zombie.log(step, t=T0 + step, old=step)
+    for step in range(10, 20):
+        zombie.log(step, t=T0 + 100 + step, late=step)
+    turner.settle()
+    spool.attempt(number=2, created=T0 + 50).log(0, t=T0 + 120, new=0)
+    turner.settle()
+    turner.crash()
+    zombie.log(20, t=T0 + 130, late=20)
+    turner.settle()
+
+    expected: dict[int, dict[str, Any]] = {0: {"old": 0, "new": 0}, **{s: {"late": s} for s in range(10, 21)}}
+    assert expected == rows_of(turner.memory) == values(merged(spool))

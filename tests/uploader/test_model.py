@@ -31,22 +31,28 @@ from tests.uploader.harness import Attempt, SpoolDir, Turner, rows_of
 WRITERS = ("main", "eval")
 
 
-def model(attempts: list[Attempt], records: dict[str, list[tuple[int, dict[str, Any]]]]) -> dict[int, dict[str, Any]]:
+Logged = tuple[int, dict[str, Any], float]
+"""Step, values and time of one record."""
+
+
+def survives(step: int, t: float, newer: Attempt, first: list[Logged]) -> bool:
+    """Whether a row outlives a newer attempt whose first metrics record is `first`, straight from the contract."""
+    if newer.resume_step is False or t > newer.created:
+        return True
+    if newer.resume_step is not None:
+        return step < newer.resume_step
+    return not first or step <= first[0][0]
+
+
+def model(attempts: list[Attempt], records: dict[str, list[Logged]]) -> dict[int, dict[str, Any]]:
     """What the history must be, straight from the contract's sentences."""
-    by_writer: dict[str, dict[int, dict[str, Any]]] = {}
-    for attempt in sorted(attempts, key=lambda a: (a.number, a.created, a.attempt_id)):
-        rows, mine = by_writer.setdefault(attempt.writer, {}), records[attempt.attempt_id]
-        if attempt.resume_step is None and mine:
-            rows = {step: row for step, row in rows.items() if step <= mine[0][0]}
-        elif attempt.resume_step is not None and attempt.resume_step is not False:
-            rows = {step: row for step, row in rows.items() if step < attempt.resume_step}
-        by_writer[attempt.writer] = rows
-        for step, values in mine:
-            rows.setdefault(step, {}).update(values)
     merged: dict[int, dict[str, Any]] = {}
     for writer in reversed(WRITERS):
-        for step, row in by_writer.get(writer, {}).items():
-            merged.setdefault(step, {}).update(row)
+        mine = sorted((a for a in attempts if a.writer == writer), key=lambda a: (a.number, a.created, a.attempt_id))
+        for at, attempt in enumerate(mine):
+            for step, values, t in records[attempt.attempt_id]:
+                if all(survives(step, t, newer, records[newer.attempt_id]) for newer in mine[at + 1 :]):
+                    merged.setdefault(step, {}).update(values)
     return merged
 
 
@@ -59,8 +65,8 @@ class SpoolLife(RuleBasedStateMachine):
         self.spool = SpoolDir(self.base / "spool")
         self.spool.root.mkdir()
         self.attempts: list[Attempt] = []
-        self.records: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-        self.torn: tuple[Attempt, bytes, tuple[int, dict[str, Any]]] | None = None
+        self.records: dict[str, list[Logged]] = {}
+        self.torn: tuple[Attempt, bytes, Logged] | None = None
         self.away: Path | None = None
         self.value = 0
         self.turner = Turner(
@@ -90,10 +96,10 @@ class SpoolLife(RuleBasedStateMachine):
             return None
         return mine[-1]
 
-    def made(self, attempt: Attempt, step: int, key: str) -> tuple[bytes, tuple[int, dict[str, Any]]]:
+    def made(self, attempt: Attempt, step: int, key: str, t: float | None = None) -> tuple[bytes, Logged]:
         self.value += 1
-        record = (step, {key: self.value})
-        return attempt.line("metrics", record[1], step), record
+        record = (step, {key: self.value}, attempt.created + attempt.seq + 1 if t is None else t)
+        return attempt.line("metrics", record[1], step, record[2]), record
 
     @rule(
         writer=st.sampled_from(WRITERS),
@@ -106,6 +112,25 @@ class SpoolLife(RuleBasedStateMachine):
             return
         for step in steps:
             line, record = self.made(attempt, step, key)
+            attempt.raw(line)
+            self.records[attempt.attempt_id].append(record)
+
+    @rule(
+        which=st.integers(0, 5),
+        steps=st.lists(st.integers(0, 12), min_size=1, max_size=4),
+        key=st.sampled_from("abz"),
+        late=st.booleans(),
+    )
+    def an_older_attempt_goes_on(self, which: int, steps: list[int], key: str, late: bool) -> None:
+        """A zombie beside a newer attempt. `late`: it logs now; else a network disk shows what it logged before."""
+        if which >= len(self.attempts) or self.away is not None:
+            return
+        attempt = self.attempts[which]
+        if self.torn is not None and self.torn[0] is attempt:
+            return
+        for step in steps:
+            t = max(a.created for a in self.attempts) + 5000 if late else None
+            line, record = self.made(attempt, step, key, t)
             attempt.raw(line)
             self.records[attempt.attempt_id].append(record)
 
@@ -231,7 +256,7 @@ class SpoolLife(RuleBasedStateMachine):
     def nothing_is_there_that_was_never_logged(self) -> None:
         if not hasattr(self, "records"):
             return
-        known = {value for mine in self.records.values() for _, row in mine for value in row.values()}
+        known = {value for mine in self.records.values() for _, row, _ in mine for value in row.values()}
         known |= {self.value}
         for which in (0, 1):
             for run in self.sink(which).runs.values():

@@ -22,7 +22,7 @@ from gapless_schemas import Header, Record
 from gapless_uploader.attempt import Taken
 from gapless_uploader.index import SparseIndex
 from gapless_uploader.intervals import Intervals, StepSet
-from gapless_uploader.merge import NO_LIMIT, bounded, limits, merge_config, merge_row, same, writer_order
+from gapless_uploader.merge import NO_LIMIT, Cut, bounded, cuts, merge_config, merge_row, same, survives, writer_order
 from gapless_uploader.merge import attempt_order as order_of
 from gapless_uploader.operations import (
     Amend,
@@ -56,6 +56,8 @@ class _Attempt:
         "last_t",
         "limit",
         "mono",
+        "newer",
+        "obeyed",
         "seen",
         "steps",
     )
@@ -67,7 +69,12 @@ class _Attempt:
         """Surviving steps that were read."""
         self.first_step: int | None = None
         """Of its first metrics record."""
+        self.newer: tuple[Cut, ...] = ()
+        """What newer attempts of its writer leave of it."""
         self.limit = NO_LIMIT
+        """The lowest of their cuts: up to it every row survives, whatever its time."""
+        self.obeyed: tuple[Cut, ...] = ()
+        """The cuts that `steps` was brought in line with."""
         self.base = 0.0
         """Seconds of training before it."""
         self.mono = 0.0
@@ -203,6 +210,7 @@ class History:
             attempt.steps, attempt.first_step, attempt.mono = StepSet(steps), first_step, mono
             attempt.last_t, attempt.finished, attempt.exit_code = last_t, finished, exit_code
         self._limit()
+        self._obeyed_all()
         self._top = max((a.steps.last for a in self.attempts.values()), default=-1)
 
     def to_json(self) -> dict[str, Any]:
@@ -236,6 +244,7 @@ class History:
         self._configs, self._overrides = saved["configs"], saved["overrides"]
         self._summary_steps, self.view.summary = saved["summary_steps"], saved["summary"]
         self._limit()
+        self._obeyed_all()
         self._top = max((a.steps.last for a in self.attempts.values()), default=-1)
 
     # rows
@@ -251,7 +260,7 @@ class History:
         if attempt.first_step is None and record.kind == "metrics":
             attempt.first_step = step
             self._relimit()
-        if step > attempt.limit:
+        if step > attempt.limit and not survives(step, record.t, attempt.newer):
             self.superseded += 1
             return
         if not values:
@@ -316,13 +325,15 @@ class History:
     def _parts_at(self, step: int) -> Iterable[tuple[Header, int, float, float, dict[str, Value]]]:
         """Every surviving record of `step` that was read, from the spool."""
         for attempt_id, attempt in self.attempts.items():
-            if step > attempt.limit or step not in attempt.steps:
+            if step not in attempt.steps:
                 continue
             done: set[int] = set()
             for record in attempt.index.records_at(step, self._paths.get(attempt_id, {})):
                 if record.seq in done or record.seq not in attempt.seen:
                     continue
                 done.add(record.seq)
+                if step > attempt.limit and not survives(step, record.t, attempt.newer):
+                    continue
                 values = self._values_of(record, self._paths[attempt_id])
                 if values:
                     yield attempt.header, record.seq, record.t, attempt.base + record.mono, values
@@ -342,17 +353,18 @@ class History:
     # attempts
 
     def _limit(self) -> None:
-        found = limits(
+        found = cuts(
             [attempt.header for attempt in self.attempts.values()],
             {attempt_id: attempt.first_step for attempt_id, attempt in self.attempts.items()},
         )
         for attempt_id, attempt in self.attempts.items():
-            attempt.limit = found[attempt_id]
+            attempt.newer = found[attempt_id]
+            attempt.limit = min((cut for cut, _ in attempt.newer), default=NO_LIMIT)
 
     def _relimit(self) -> None:
         self._limit()
         self._fold_newest()
-        dropped = [attempt.steps.drop_above(attempt.limit) for attempt in self.attempts.values()]
+        dropped = [self._obey(attempt) for attempt in self.attempts.values() if attempt.newer != attempt.obeyed]
         lowest = min((step for step in dropped if step is not None), default=None)
         if lowest is None:
             return
@@ -372,6 +384,31 @@ class History:
         self._fold_newest()
         self._find_summaries(set(gone) - set(self._summary_steps), lowest)
 
+    def _obeyed_all(self) -> None:
+        """Steps that were saved are in line with the cuts of their time."""
+        for attempt in self.attempts.values():
+            attempt.obeyed = attempt.newer
+
+    def _obey(self, attempt: _Attempt) -> int | None:
+        """Take out of the attempt's steps what newer ones supersede; the lowest step that lost a row."""
+        attempt.obeyed = attempt.newer
+        if attempt.steps.last <= attempt.limit:
+            return None
+        if all(attempt.last_t <= began for _, began in attempt.newer):
+            return attempt.steps.drop_above(attempt.limit)
+        # It went on beside a newer one: only its records tell which of its rows are older.
+        kept: set[int] = set()
+        lost: set[int] = set()
+        paths = self._paths.get(attempt.header.attempt_id, {})
+        for record in attempt.index.records_above(attempt.limit, paths):
+            step = record.step
+            if step is not None and record.seq in attempt.seen:
+                (kept if survives(step, record.t, attempt.newer) else lost).add(step)
+        attempt.steps.drop_above(attempt.limit)
+        for step in sorted(kept):
+            attempt.steps.add(step)
+        return min(lost, default=None)
+
     def _find_summaries(self, keys: set[str], below: int) -> None:
         """The newest surviving values of `keys` at steps below `below`, read backwards until all are found."""
         if not keys:
@@ -383,7 +420,9 @@ class History:
             for records, remaining in attempt.index.blocks_below(below, paths):
                 for record in records:
                     step = record.step
-                    if step is None or not step < below or step > attempt.limit or record.seq not in attempt.seen:
+                    if step is None or not step < below or record.seq not in attempt.seen:
+                        continue
+                    if step > attempt.limit and not survives(step, record.t, attempt.newer):
                         continue
                     found = self._values_of(record, paths)
                     self._summarise(step, {key: found[key] for key in keys & found.keys()}, older=True)

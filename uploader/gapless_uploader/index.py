@@ -43,6 +43,17 @@ class SparseIndex:
             if block.may_hold(step) and block.segment in paths:
                 yield from _search(CACHE.get(paths[block.segment], block.start, block.end), step)
 
+    def records_above(self, step: int, paths: Mapping[int, Path]) -> Iterator[Record]:
+        """Records with a step above `step`, in the order of the spool; the same seq may come twice. Raises OSError."""
+        for block in self._blocks:
+            if block.ranges[-1][1] > step:
+                if block.segment not in paths:
+                    raise OSError(f"segment {block.segment} cannot be read again: it is gone")
+                for line in CACHE.get(paths[block.segment], block.start, block.end).split(b"\n"):
+                    for record in _records_of(line):
+                        if record.step is not None and record.step > step:
+                            yield record
+
     def blocks_below(self, step: int, paths: Mapping[int, Path]) -> Iterator[tuple[Iterator[Record], int]]:
         """Blocks that may hold a step below `step`, from the newest on: their records from the newest on, and the
         highest step below `step` that the blocks after it may hold, -1 if none. Raises OSError."""

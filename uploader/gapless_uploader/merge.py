@@ -2,7 +2,8 @@
 
 - Within an attempt, records of one step merge by key in seq order; the row's time is its last record's.
 - A new attempt supersedes older attempts of the same writer: with `resume_step=s` their rows at steps >= s, inferred
-  from its first metrics step s their rows at steps > s, with `resume_step=False` none.
+  from its first metrics step s their rows at steps > s, with `resume_step=False` none. A row that was logged after the
+  new attempt had begun is no older row: two processes write side by side; their rows merge by key, the newer winning.
 - Different writers merge by step; on equal keys `main` wins, then the writer's name in order.
 - Attempts order by (number, created, attempt_id).
 """
@@ -28,15 +29,28 @@ def writer_order(writer: str) -> tuple[bool, str]:
     return (writer != "main", writer)
 
 
-def limits(attempts: Sequence[Header], first_steps: Mapping[str, int | None]) -> dict[str, int]:
-    """attempt_id -> the highest step whose rows survive the newer attempts of the same writer."""
-    found = {}
-    newest_first: dict[str, int] = {}
+Cut = tuple[int, float]
+"""The highest step of older attempts' rows that an attempt leaves, and when it began, unix seconds."""
+
+
+def cuts(attempts: Sequence[Header], first_steps: Mapping[str, int | None]) -> dict[str, tuple[Cut, ...]]:
+    """attempt_id -> the cuts of the newer attempts of the same writer."""
+    found: dict[str, tuple[Cut, ...]] = {}
+    newer: dict[str, tuple[Cut, ...]] = {}
     for header in sorted(attempts, key=attempt_order, reverse=True):
-        found[header.attempt_id] = newest_first.get(header.writer, NO_LIMIT)
+        found[header.attempt_id] = newer.get(header.writer, ())
         cut = _cut(header, first_steps.get(header.attempt_id))
-        newest_first[header.writer] = min(newest_first.get(header.writer, NO_LIMIT), cut)
+        if cut < NO_LIMIT:
+            newer[header.writer] = (*newer.get(header.writer, ()), (cut, header.created))
     return found
+
+
+def survives(step: int, t: float, newer: tuple[Cut, ...]) -> bool:
+    """Whether a record outlives the newer attempts: it is below their cut, or was logged when they had begun already.
+
+    The latter is no restart: two processes that both believe to be the writer run side by side, and neither loses rows.
+    """
+    return all(step <= cut or t > began for cut, began in newer)
 
 
 def _cut(header: Header, first_step: int | None) -> int:
