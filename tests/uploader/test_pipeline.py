@@ -14,7 +14,8 @@ from gapless_schemas import encode_header, seal
 from gapless_uploader import events, pipeline
 from gapless_uploader.attempt import read_header
 from gapless_uploader.operations import Row, State, Superseded
-from gapless_uploader.sink import Batch, Parked, Rejected, Retryable
+from gapless_uploader.sink import Batch, Misconfigured, Parked, Rejected, Retryable
+from gapless_uploader.sinks import make_sink
 from gapless_uploader.sinks.memory import MemorySink
 from gapless_uploader.status import read_status
 from gapless_uploader.tail import SegmentFile
@@ -571,3 +572,26 @@ def test_headers_of_the_harness_are_those_of_the_contract(spool: SpoolDir) -> No
     assert header is not None
     assert T0 == header.created
     assert attempt.path.read_bytes() == encode_header(header)
+
+
+def test_a_dead_run_is_not_called_crashed_before_its_end_was_read(spool: SpoolDir, turners: Turners) -> None:
+    """Its finish stands behind a backlog, and behind blocks that may still arrive."""
+    attempt = spool.attempt()
+    for step in range(6000):
+        attempt.log(step, a=step)
+    attempt.raw(b"\0" * 10 + b"\n")
+    attempt.finish()
+    turner = turners(MemorySink(max_operations=1000, max_bytes=64 << 10))
+    turner.settle()
+    turner.turn(31.0)
+    turner.settle()
+
+    assert ["finished"] == [event.state for event in told(turner, events.StateChanged)]
+    assert 6000 == len(rows_of(turner.memory))
+
+
+@pytest.mark.parametrize("kind", ["wandb", "swanlab"])
+def test_a_server_is_no_target(kind: str) -> None:
+    """A key meant for a self-hosted server never goes to the public one."""
+    with pytest.raises(Misconfigured, match="leave the target out"):
+        make_sink(f"{kind}:http://127.0.0.1:9")

@@ -295,3 +295,19 @@ def test_a_cursor_goes_on_where_it_was(attempt: Attempt) -> None:
     again = AttemptReader(header, reader.cursor())
 
     assert [11] == seqs_of(again, paths)
+
+
+def test_one_wait_serves_a_whole_file_whose_nul_bytes_stay(attempt: Attempt) -> None:
+    """Damaged lines with NUL bytes cost one grace together; bytes that come later get their own."""
+    for step in range(5):
+        attempt.log(step, a=step)
+        attempt.raw(b"\0" * 10 + b"\n")
+    tail = Tail(0, grace_s=30.0)
+
+    assert ([1], 0) == read_all(tail, attempt.path.read_bytes(), now=0.0)
+    assert ([2, 3, 4, 5], 5) == read_all(tail, attempt.path.read_bytes(), now=30.0)
+    assert not tail.waits
+    attempt.raw(b"\0" * 10 + b"\n")
+    attempt.log(5, a=5)
+    assert ([], 0) == read_all(tail, attempt.path.read_bytes(), now=31.0)
+    assert ([6], 1) == read_all(tail, attempt.path.read_bytes(), now=61.0)

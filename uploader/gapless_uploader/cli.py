@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from gapless_uploader.uploader import Uploader
 from gapless_uploader.watch import watch as run_watch
 from gapless_uploader.wording import label, size
 
+REPLAY_GRACE_S = 2.0
 _PATH = click.Path(exists=True, path_type=Path)
 
 
@@ -71,7 +72,7 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("root", type=_PATH)
+@click.argument("root", type=click.Path(path_type=Path))
 @_upload_options
 @click.option("--exit-when-done", is_flag=True, help="end when every run has ended and is uploaded")
 @click.option("--no-events", is_flag=True, help="do not ask for file events; scan only")
@@ -123,6 +124,8 @@ def replay(paths: tuple[Path, ...], patience: float, dry_run: bool, as_json: boo
         _say_plan(list(paths), config, as_json)
         return
     lines = LineListener(sys.stdout if as_json else sys.stderr, as_json, quiet=not as_json)
+    # What is there now is all there is: blocks that a network disk still owes come soon or not at all.
+    config = replace(config, grace_s=min(config.grace_s, REPLAY_GRACE_S))
     uploader = _uploader(list(paths), config, lines)
     with ReplayProgress(uploader, sys.stderr, plain=as_json, patience_s=patience) as progress:
         stopped = _run_watch(uploader, lines, progress.is_done, progress.refresh, False)
@@ -132,7 +135,8 @@ def replay(paths: tuple[Path, ...], patience: float, dry_run: bool, as_json: boo
     left = progress.left
     click.echo(orjson.dumps(progress.to_json()).decode() if as_json else progress.summary())
     for (project, run), sink in left:
-        click.echo(f"{project}/{run} -> {sink}: {uploader.failed.get(((project, run), sink), 'not done')}", err=True)
+        reason = uploader.failed.get(((project, run), sink)) or _reason_of(uploader, sink)
+        click.echo(f"{project}/{run} -> {sink.removesuffix(':')}: {printable(reason)}", err=True)
     sys.exit(1 if left or stopped or uploader.spool.problems or uploader.found_damage else 0)
 
 
@@ -177,7 +181,12 @@ def show(path: Path, keys: tuple[str, ...], name: str | None, follow: bool, as_j
         run = find_run(spool.runs, name)
         if run is None:
             raise click.ClickException(f"no run{f' {name}' if name else ''} under {path}; see: gapless status {path}")
-        merged = merged_run(run)
+        if run.unsupported:
+            raise click.ClickException(run.unsupported)
+        try:
+            merged = merged_run(run)
+        except (OSError, ValueError) as error:
+            raise click.ClickException(f"read {run.key[1]}: {error}") from None
         unknown = [key for key in keys if key not in merged.series()]
         if unknown and not follow:
             raise click.ClickException(f"no such key in {run.key[1]}: {', '.join(map(printable, unknown))}")
@@ -268,6 +277,11 @@ def demo(folder: Path, steps: int) -> None:
     from gapless_uploader.demo import run_demo
 
     sys.exit(run_demo(folder, steps))
+
+
+def _reason_of(uploader: Uploader, sink: str) -> str:
+    """Why a sink takes nothing, told by another of its runs."""
+    return next((why for (_, name), why in uploader.failed.items() if name == sink), "not done")
 
 
 def _config(flags: dict[str, Any]) -> UploaderConfig:

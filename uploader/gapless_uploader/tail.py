@@ -114,16 +114,18 @@ class Tail:
         self.resets = 0
         """How often the bytes before the offset had changed, and reading began again at 0."""
         self._grace_s = grace_s
-        self._nul_since: float | None = None
-        self._searched = 0
-
-    @property
-    def waits(self) -> bool:
+        self._nul: tuple[int, float] | None = None
+        """Offset of the line that shows NUL bytes, and since when."""
+        self._settled_size = 0
+        """Bytes that were there when a wait ended: what they hold is all that will come."""
+        self.waits = False
         """Whether NUL bytes stand where blocks may still arrive."""
-        return self._nul_since is not None
+        self._file: Readable | None = None
+        self._searched = 0
 
     def read(self, file: Readable, now: float, max_bytes: int = CHUNK_BYTES) -> Chunk:
         """The records after `offset`; moves nothing: `consume` does. Raises OSError and UnsupportedVersion."""
+        self._file, self.waits = file, False
         before = min(ANCHOR_BYTES, self.offset)
         held = file.pread(before + max_bytes, self.offset - before)
         if before and (len(held) < before or self.anchor != _checksum(held[:before])):
@@ -148,7 +150,7 @@ class Tail:
         self.anchor = anchor_at(file, end)
 
     def _restart(self) -> None:
-        self.offset, self.anchor, self._searched = 0, None, 0
+        self.offset, self.anchor, self._searched, self._settled_size = 0, None, 0, 0
         self.resets += 1
 
     def _decode(self, data: bytes, chunk: Chunk, now: float) -> None:
@@ -187,14 +189,10 @@ class Tail:
         stripped = line.strip(b" \t\r")
         if not stripped:
             return True
-        if b"\0" in stripped:
-            if self._nul_since is None:
-                self._nul_since = now
-            if now - self._nul_since < self._grace_s:
-                chunk.at_end = True
-                return False
-        self._nul_since = None
         end = at + len(line) + 1
+        if b"\0" in stripped and self._may_arrive(at, end, now):
+            self.waits = chunk.at_end = True
+            return False
         sound = list(sound_parts(stripped))
         for found in sound:
             if isinstance(found, Header):
@@ -205,6 +203,17 @@ class Tail:
         if stripped == line or not (len(sound) == 1 and isinstance(sound[0], Record) and decodes(stripped)):
             chunk.damage.append(Damage(self.segment, at, len(line), reason, line[: 64 << 10]))
         return True
+
+    def _may_arrive(self, at: int, end: int, now: float) -> bool:
+        """Whether the NUL bytes of the line from `at` to `end` may still become data. One wait serves a whole file."""
+        if end <= self._settled_size or self._file is None:
+            return False
+        if self._nul is None or self._nul[0] != at:
+            self._nul = (at, now)
+        if now - self._nul[1] < self._grace_s:
+            return True
+        self._settled_size = self._file.size()
+        return False
 
     def _read_long(self, file: Readable, chunk: Chunk, now: float, max_bytes: int) -> None:
         """A line longer than a chunk: hold it up to the limit, step over it beyond."""

@@ -60,6 +60,10 @@ class SwanlabSink:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
                 raise Misconfigured(f"sink 'swanlab': {name} is {value!r}; it is seconds, from 0 to 3600")
         self.mode = mode
+        if "://" in target:
+            raise Misconfigured(
+                f"sink 'swanlab': {target!r} is a server; set SWANLAB_API_HOST to it, and leave the target out"
+            )
         self.target = target or ("swanlab-runs" if mode in MODES else "")
         self.timeout_s = max(0.001, float(timeout))
         self.ways = Ways(float(settle), bool(audit), now)

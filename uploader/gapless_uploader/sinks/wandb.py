@@ -58,6 +58,10 @@ class WandbSink:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`target` is `entity` or `entity/project` and stands above what the run says."""
+        if "://" in target:
+            raise Misconfigured(
+                f"sink 'wandb': {target!r} is a server; set WANDB_BASE_URL to it, and leave the target out"
+            )
         self.target = target
         self._entity, _, self._project = target.partition("/")
         _check("mode", mode, (None, *MODES))
