@@ -14,6 +14,9 @@ from tests.spool.scripts import run, start
 
 SCRIPT = """
 import ctypes, os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as on a terminal; a background job ignores it
+for name in ("SIGHUP", "SIGTERM"):
+    signal.signal(getattr(signal, name), signal.SIG_DFL)
 import gapless
 how, durability, folder = sys.argv[1:]
 run = gapless.init("p", dir=folder, id="r", durability=durability)
@@ -265,6 +268,7 @@ def test_ctrl_c_inside_finish_loses_nothing(tmp_path: Path) -> None:
     done = run(
         """
         import os, signal, sys, threading, gapless
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
         run = gapless.init("p", dir=sys.argv[1], id="r")
         assert run.flush()
         hold = run._writer.journal.lock

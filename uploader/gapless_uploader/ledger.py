@@ -67,6 +67,7 @@ class Ledger:
             return
         self.failed[place] = reason
         if outcome.parked is None:
+            self.parked.discard(place)  # it is tried again, so it waits for nobody any more
             self._listen(events.SinkFailed(run, sink, reason, round(outcome.retry_in_s or 0.0, 2)))
         else:
             self.parked.add(place)
