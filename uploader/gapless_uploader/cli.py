@@ -72,7 +72,7 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("root", type=click.Path(path_type=Path))
+@click.argument("root", type=_PATH)
 @_upload_options
 @click.option("--exit-when-done", is_flag=True, help="end when every run has ended and is uploaded")
 @click.option("--no-events", is_flag=True, help="do not ask for file events; scan only")
