@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -67,6 +67,8 @@ class SpoolLife(RuleBasedStateMachine):
         self.attempts: list[Attempt] = []
         self.records: dict[str, list[Logged]] = {}
         self.torn: tuple[Attempt, bytes, Logged] | None = None
+        self.dead: set[str] = set()
+        """Attempts whose process died within a line."""
         self.away: Path | None = None
         self.value = 0
         self.turner = Turner(
@@ -83,6 +85,7 @@ class SpoolLife(RuleBasedStateMachine):
             return
         number = 1 + sum(attempt.writer == writer for attempt in self.attempts)
         if self.torn is not None and self.torn[0].writer == writer:
+            self.dead.add(self.torn[0].attempt_id)
             self.torn = None  # its process is dead: the line never becomes whole
         attempt = self.spool.attempt(writer=writer, number=number, resume_step=resume)
         attempt.run({"attempt": number})
@@ -126,7 +129,7 @@ class SpoolLife(RuleBasedStateMachine):
         if which >= len(self.attempts) or self.away is not None:
             return
         attempt = self.attempts[which]
-        if self.torn is not None and self.torn[0] is attempt:
+        if attempt.attempt_id in self.dead or (self.torn is not None and self.torn[0] is attempt):
             return
         for step in steps:
             t = max(a.created for a in self.attempts) + 5000 if late else None
@@ -287,7 +290,12 @@ def _run(examples: int) -> None:
     run_state_machine_as_test(
         SpoolLife,
         settings=settings(
-            max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=examples < 100,
+            phases=[Phase.explicit, Phase.generate],
+            suppress_health_check=list(HealthCheck),
         ),
     )
 

@@ -294,7 +294,7 @@ class Pipeline:
             if count >= can.max_operations:
                 break
         self._is_behind = any(not a.idle(files.sizes.get(name, {})) for name, a in reader.attempts.items())
-        history.conclude(files.crashed and not self._is_behind and not reader.waits_for_blocks)
+        history.conclude(files.crashed and not count and not reader.waits_for_blocks)
         outcome.damage.extend(reader.take_damage())
         self._counts["damaged"] += len(outcome.damage)
         self._batch_top, self._batch_state = self._acked_top, [self._state, self._exit_code]
