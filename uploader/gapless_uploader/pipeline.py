@@ -181,6 +181,9 @@ class Pipeline:
         except Retryable as error:
             self._failed(outcome, str(error), now, error.after_s)
         except OSError as error:
+            if not self._pending:
+                # What was being read is only half merged: the next step reads it again from the saved position.
+                self._reader = self._history = self._end = None
             self._failed(outcome, _os_error(error), now, None)
         except Resume as found:
             self._rejoin(found, files, now, outcome)
