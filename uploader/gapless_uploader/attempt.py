@@ -45,6 +45,7 @@ class AttemptReader:
         self._buffer: tuple[Chunk, int, int] | None = None
         self._ends: dict[int, int] = {}
         self._last_segment: int | None = None
+        self._wanted: Intervals | None = None
         self._damaged_at: set[tuple[int, int]] = set()
 
     def cursor(self) -> dict[str, Any]:
@@ -80,7 +81,9 @@ class AttemptReader:
         with SegmentFile(paths[segment]) as file:
             tail.consume(file, end)
         add = self.seen.add
-        records = [record for record in chunk.records[at:stop] if add(record.seq)]
+        wanted = self._wanted
+        found = chunk.records[at:stop]
+        records = [r for r in found if (wanted is None or r.seq in wanted) and add(r.seq)]
         self._buffer = None if stop == len(chunk.records) else (chunk, stop, segment)
         return Taken(segment, records, start, end)
 
@@ -108,6 +111,10 @@ class AttemptReader:
         self._ends = {segment: offset for segment, offset, _ in cursor["open"]}
         self._last_segment = cursor["next"]
         self._buffer = None
+
+    def want(self, seen: Intervals) -> None:
+        """Read on without a bound, and hand out only these seqs: offsets that went back do not say where they are."""
+        self._ends, self._wanted, self._buffer = {}, seen, None
 
     def behind(self, sizes: Mapping[int, int]) -> int:
         """Bytes of `sizes` (segment -> size) not consumed yet, a torn tail included."""

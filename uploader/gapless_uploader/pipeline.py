@@ -526,6 +526,15 @@ class Pipeline:
         reader.meet(known.headers)
         reader.bound(cursor)
         self._meet(reader, history, known, now)
+        self._feed_all(reader, history, files, now, cursor)
+        missing = _missing(reader, cursor)
+        for name, seen in missing.items():
+            if name in reader.attempts:
+                reader.attempts[name].want(seen)
+        if missing:
+            self._feed_all(reader, history, files, now, cursor)
+
+    def _feed_all(self, reader: RunReader, history: History, files: Files, now: float, cursor: dict[str, Any]) -> None:
         for attempt_id, taken in reader.read(files.paths, files.sizes, now, 1 << 62):
             history.feed(attempt_id, taken, files.paths)
             if cursor is self.saved.get("cursor"):
