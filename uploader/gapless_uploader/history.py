@@ -173,18 +173,6 @@ class History:
         self._state(crashed)
 
     @property
-    def newest(self) -> Header | None:
-        """The attempt whose end is the run's end."""
-        attempt = self._newest_main()
-        return attempt.header if attempt else None
-
-    @property
-    def finished(self) -> bool:
-        """Whether that attempt said that it ended."""
-        attempt = self._newest_main()
-        return attempt is not None and attempt.finished is not None
-
-    @property
     def last_t(self) -> float:
         """Wall clock of that attempt's newest record."""
         attempt = self._newest_main()

@@ -243,11 +243,6 @@ class Pipeline:
         """Whether the run is over and the tracker knows all of it: nothing of the pipeline is needed any more."""
         return self._state in ("finished", "failed", "crashed") and self.idle(files)
 
-    @property
-    def superseded(self) -> int:
-        """Records that a newer attempt replaced before they were sent."""
-        return self._history.superseded if self._history else 0
-
     # one step
 
     def _step(self, files: Files, now: float, outcome: Outcome) -> None:

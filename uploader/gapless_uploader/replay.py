@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from gapless_uploader.history import History
 from gapless_uploader.operations import Amend, Operation, Rewind, Row
@@ -76,8 +75,3 @@ def find_run(runs: Mapping[tuple[str, str], SpoolRun], name: str | None) -> Spoo
         if name in (run_id, f"{project}/{run_id}"):
             return run
     return None
-
-
-def spool_root(path: Path) -> Path:
-    """The path as a folder: the user may have named a file inside it."""
-    return path if path.is_dir() else path.parent
