@@ -6,6 +6,7 @@ distance from the end, so a line is checked before it is parsed. A line that fai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final
@@ -80,15 +81,26 @@ class Header:
 class Record:
     """One sound line after the header. `data` has its marks applied."""
 
-    __slots__ = ("data", "kind", "mono", "seq", "step", "t")
+    __slots__ = ("data", "kind", "mono", "seq", "skip_sinks", "step", "t")
 
-    def __init__(self, seq: int, t: float, mono: float, kind: str, step: int | None, data: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        seq: int,
+        t: float,
+        mono: float,
+        kind: str,
+        step: int | None,
+        data: dict[str, Any],
+        skip_sinks: Sequence[str] = (),
+    ) -> None:
         self.seq = seq
         self.t = t
         self.mono = mono
         self.kind = kind
         self.step = step
         self.data = data
+        self.skip_sinks = skip_sinks
+        """Kinds of tracker that the record is not for."""
 
     def __repr__(self) -> str:
         return f"Record(seq={self.seq}, kind={self.kind!r}, step={self.step}, data={self.data!r})"
@@ -115,8 +127,9 @@ def encode_record(
     step: int | None,
     data: bytes,
     marks: bytes | None = None,
+    skip_sinks: bytes | None = None,
 ) -> bytes:
-    """A record's line. `data` and `marks` are JSON already; `t` and `mono` are finite."""
+    """A record's line. `data`, `marks` and `skip_sinks` are JSON already; `t` and `mono` are finite."""
     # One text and one encoding: this stands in the caller's way at every `log`.
     if step is None:
         text = f'{{"seq":{seq},"t":{t!r},"mono":{mono!r},"kind":"{kind}","data":'
@@ -125,6 +138,8 @@ def encode_record(
     head = text.encode() + data
     if marks is not None:
         head = b'%b,"marks":%b' % (head, marks)
+    if skip_sinks is not None:
+        head = b'%b,"skip_sinks":%b' % (head, skip_sinks)
     return b'%b,"crc":"%08x"}\n' % (head, crc32(head))
 
 
@@ -174,7 +189,10 @@ def decode(line: bytes) -> Record:
             apply_marks(data, fields["marks"])
         except (TypeError, ValueError, LookupError) as error:
             raise Damaged(f"marks that fit no value: {error}") from None
-    return Record(seq, t, mono, kind, step, data)
+    skip_sinks = fields.get("skip_sinks", ())
+    if skip_sinks != () and not (type(skip_sinks) is list and all(type(kind) is str for kind in skip_sinks)):
+        raise Damaged("a field of the wrong type")
+    return Record(seq, t, mono, kind, step, data, skip_sinks)
 
 
 def decode_header(line: bytes) -> Header:

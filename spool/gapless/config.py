@@ -15,7 +15,9 @@ class Environment:
     run_id: str | None
     """`GAPLESS_RUN_ID`: the run id when `id` is not given."""
     disabled: bool
-    """`GAPLESS_MODE=disabled`: every call does nothing. Any other value is none."""
+    """`GAPLESS_MODE=disabled`: every call does nothing."""
+    unknown_mode: str | None
+    """Any other value of `GAPLESS_MODE`: it changes nothing."""
     job: str | None
     """What a requeued or restarted job keeps: `SLURM_JOB_ID`, else `TORCHELASTIC_RUN_ID`."""
     rank: int | None
@@ -34,11 +36,13 @@ def read_environment() -> Environment:
     elastic = os.environ.get("TORCHELASTIC_RUN_ID") or None
     if elastic == "none":  # torchrun without --rdzv-id: the same text for every job
         elastic = None
+    mode = os.environ.get("GAPLESS_MODE", "").strip()
     job = f"slurm-{slurm}" if slurm else f"elastic-{elastic}" if elastic else None
     return Environment(
         root=os.environ.get("GAPLESS_DIR") or None,
         run_id=os.environ.get("GAPLESS_RUN_ID") or None,
-        disabled=os.environ.get("GAPLESS_MODE", "").strip().lower() == "disabled",
+        disabled=mode.lower() == "disabled",
+        unknown_mode=mode if mode.lower() not in ("", "disabled") else None,
         job=job,
         rank=_integer("RANK"),
         world_size=_integer("WORLD_SIZE"),

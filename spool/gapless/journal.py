@@ -221,7 +221,7 @@ class Journal:
         step = late.step
         if late.floating and step is not None:
             step += self._ring.base_step or 0
-        line = encode_record(row.seq, late.t, late.mono, late.kind, step, data, late.marks)
+        line = encode_record(row.seq, late.t, late.mono, late.kind, step, data, late.marks, late.skip_sinks)
         return row._replace(line=line, late=None)
 
     def _begin(self) -> None:

@@ -35,7 +35,14 @@ class NoRun(Run):
     def is_writer(self) -> bool:
         return False
 
-    def log(self, data: Mapping[Any, Any], step: int | None = None, *, t: float | datetime | None = None) -> None:
+    def log(
+        self,
+        data: Mapping[Any, Any],
+        step: int | None = None,
+        *,
+        t: float | datetime | None = None,
+        skip_sinks: Iterable[str] = (),
+    ) -> None:
         """Do nothing."""
 
     def define_axis(

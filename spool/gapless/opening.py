@@ -83,6 +83,9 @@ def init(
         raise TypeError(f"resume_step is an integer, False or None, not {type(resume_step).__name__}")
     if resume_step is True or (rewinds and not 0 <= index(resume_step or 0) <= MAX_STEP):
         raise ValueError(f"resume_step={resume_step!r}: say a step from 0 to 2**53 - 1, False or None")
+    if isinstance(is_writer, str):
+        raise TypeError(f"is_writer is True, False or None, not {is_writer!r}")
+    wanted = {"tags": _texts(tags=tags), "sinks": _texts(sinks=sinks)}
     if (ring_rows is not None and ring_rows < 1) or (ring_bytes is not None and ring_bytes < 1):
         raise ValueError("ring_rows and ring_bytes are at least 1")
     if isinstance(finish_timeout, bool) or not isinstance(finish_timeout, int | float) or not finish_timeout >= 0:
@@ -94,7 +97,10 @@ def init(
     project, writer = encodable(project), encodable(writer)
     id = None if id is None else encodable(id)  # noqa: A001
     environment = read_environment()
-    root = (Path(dir) if dir is not None else Path(environment.root or "gapless")).absolute()
+    root = Path(dir if dir is not None else environment.root or "gapless")
+    with suppress(RuntimeError):  # nobody's home: the folder is called so
+        root = root.expanduser()
+    root = root.absolute()
     run_id = id or _encodable(environment.run_id)
     if environment.disabled or not (_is_rank_zero(environment) if is_writer is None else is_writer):
         return NoRun(run_id or "", root / project / (run_id or ""))
@@ -127,11 +133,12 @@ def init(
         "name": _encodable(name),
         "group": _encodable(group),
         "job_type": _encodable(job_type),
-        "tags": None if tags is None else [tags] if isinstance(tags, str) else [str(tag) for tag in tags],
         "notes": _encodable(notes),
         "entity": _encodable(entity),
-        "sinks": None if sinks is None else [sinks] if isinstance(sinks, str) else [str(sink) for sink in sinks],
+        **wanted,
     }
+    if environment.unknown_mode is not None:
+        warner.say(f"GAPLESS_MODE={environment.unknown_mode} changes nothing; 'disabled' is the only mode")
     run._begin(identity, config)
     return run
 
@@ -142,6 +149,16 @@ def _is_rank_zero(environment: Environment) -> bool:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return bool(distributed.get_rank() == 0)
     return environment.rank in (None, 0)
+
+
+def _texts(**given: Any) -> list[str] | None:
+    ((label, value),) = given.items()
+    if value is None or isinstance(value, str):
+        return None if value is None else [value]
+    try:
+        return [str(one) for one in value]
+    except TypeError:
+        raise TypeError(f"{label} is a list of texts, not {type(value).__name__}") from None
 
 
 def _encodable(text: str | None) -> str | None:

@@ -52,6 +52,7 @@ class Late(NamedTuple):
     data: bytes
     marks: bytes | None
     payload: Payload | None
+    skip_sinks: bytes | None
 
 
 class Payload:
@@ -150,6 +151,7 @@ class Ring:
         *,
         t: float | None = None,
         payload: Payload | None = None,
+        skip_sinks: bytes | None = None,
         always: bool = False,
     ) -> int | None:
         """Hand over one row and return its step, to be given for other rows of the same step; None where it has none.
@@ -192,12 +194,12 @@ class Ring:
                     continue
                 seq = last.seq + 1
                 if relative or payload is not None:
-                    late = Late(now, mono, kind, actual, relative, data, marks, payload)
+                    late = Late(now, mono, kind, actual, relative, data, marks, payload, skip_sinks)
                     line = None
                     size = len(data) + (payload.size if payload is not None else 0)
                 else:
                     late = None
-                    line = encode_record(seq, now, mono, kind, actual, data, marks)
+                    line = encode_record(seq, now, mono, kind, actual, data, marks, skip_sinks)
                     size = len(line)
                 if not always and not self._has_room(last, size, 1.0):
                     self._drop(last, actual, next_step, floating, own)

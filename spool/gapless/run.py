@@ -78,23 +78,31 @@ class Run:
         """Whether this run writes; false for the one that does nothing."""
         return True
 
-    def log(self, data: Mapping[Any, Any], step: int | None = None, *, t: float | datetime | None = None) -> None:
+    def log(
+        self,
+        data: Mapping[Any, Any],
+        step: int | None = None,
+        *,
+        t: float | datetime | None = None,
+        skip_sinks: Iterable[str] = (),
+    ) -> None:
         """Record one row of values: numbers, texts, nested dicts, `Table` and the other payloads.
 
         Without a step the row gets the one after the largest so far. `t` is the row's time in unix seconds, now
-        unless given. What cannot be kept is counted and warned about; nothing is raised.
+        unless given. Trackers of the kinds in `skip_sinks` do not get the row. What cannot be kept is counted and
+        warned about; nothing is raised.
         """
         if (self._finished or self._pid != getpid()) and not self._open():
             return
         at = None if t is None else self._time(t)
         number = AUTO if step is None else step
         plain = type(data) is dict and data and type(number) is int and (0 <= number <= MAX_STEP or step is None)
-        if plain and self._ring.append_plain(number, data, at):  # type: ignore[arg-type]
+        if plain and not skip_sinks and self._ring.append_plain(number, data, at):  # type: ignore[arg-type]
             writer = self._writer
             if writer.inline or writer.parked:
                 writer.nudge()
         else:
-            self._log_any(data, step, at)
+            self._log_any(data, step, at, skip_sinks)
 
     def define_axis(
         self, key: str, axis: str | None = None, *, summary: Literal["last", "min", "max", "mean", "none"] | None = None
@@ -253,7 +261,7 @@ class Run:
             return False
         return True
 
-    def _log_any(self, data: object, step: Any, at: float | None) -> None:
+    def _log_any(self, data: object, step: Any, at: float | None, skip_sinks: Iterable[str]) -> None:
         try:
             fields = carefully(lambda: as_mapping(data), data)
             if fields is None:
@@ -270,10 +278,13 @@ class Run:
         if step is None and actual is not None:
             actual = AUTO
         at = time() if at is None else at
+        skip = orjson.dumps([encodable(str(kind)) for kind in skip_sinks]) if skip_sinks else None
         for part in parts:
-            actual = self._ring.append("metrics", actual, part.data, part.marks, t=at)
+            actual = self._ring.append("metrics", actual, part.data, part.marks, t=at, skip_sinks=skip)
         for one in media:
-            actual = self._ring.append(one.kind, actual, one.data, one.marks, t=at, payload=one.payload)
+            actual = self._ring.append(
+                one.kind, actual, one.data, one.marks, t=at, payload=one.payload, skip_sinks=skip
+            )
         self._writer.nudge()
 
     def _step(self, step: Any) -> int | None:

@@ -18,7 +18,7 @@ from threading import Thread, current_thread
 from types import TracebackType
 from typing import Any, ClassVar, Final, Protocol, Self
 
-from gapless._fronts.current import Names, closed, names, opened, tracker_kinds
+from gapless._fronts.current import Names, closed, left_out, names, opened, tracker_kinds
 from gapless._fronts.fields import field
 from gapless._fronts.noted import noted_environment, wandb_names
 from gapless._fronts.patch import install
@@ -85,16 +85,15 @@ class Tracking:
         self._release.atexit = False  # `gapless.exits` ends runs then, and knows of an exception
 
     def log(self, data: Mapping[Any, Any], step: Any, backend: str | Iterable[str] | None = None) -> None:
-        """Log one row: to every backend, or to those named in `backend`.
-
-        The trackers share the spool's row, so one that is left out here gets it too when another is named.
-        """
+        """Log one row: to every backend, or to those named in `backend`."""
         chosen = None if backend is None else {backend} if isinstance(backend, str) else set(backend)
         console = self.logger.get("console")
         if console is not None and (chosen is None or "console" in chosen):
             console.log(as_mapping(data) or {}, step)
-        if chosen is None or any(self.logger.get(name) is self.run for name in chosen):
+        if chosen is None:
             self.run.log(_with_tables(data), step=step)
+        elif any(self.logger.get(name) is self.run for name in chosen):
+            self.run.log(_with_tables(data), step=step, skip_sinks=left_out(self.run, chosen))
 
     def finish(self, exit_code: int | None = 0) -> None:
         """End the run, `failed` where `exit_code` is neither 0 nor None. A second call does nothing."""
@@ -145,7 +144,7 @@ def _open(which: Names, kinds: list[str], config: Any, is_writer: bool) -> Run:
         sinks=kinds,
         **(wandb_names(noted) if "wandb" in kinds else {}),
     )
-    opened(which, run)
+    opened(which, run, kinds)
     if run.is_writer:
         Warner().say(f"{which[1]} writes to {run.path}, for {', '.join(kinds) or 'whoever asks'}")
     return run

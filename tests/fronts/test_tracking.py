@@ -16,7 +16,7 @@ import torch
 from omegaconf import OmegaConf
 
 from gapless._fronts import current
-from gapless.tracking import Tracking
+from gapless.tracking import Tracking, ValidationGenerationsLogger
 from tests.fronts.shapes import verl_config
 from tests.spool.oracle import header, only, records, segments
 
@@ -127,6 +127,24 @@ def test_backend_chooses_per_call(
 
     assert bool(capsys.readouterr().out) is printed
     assert rows(tracking) == ([(4, {"a": 1})] if spooled else [])
+
+
+def test_backend_chooses_among_the_trackers_of_the_run(root: Path) -> None:
+    """A row for one tracker is noted as not for the others; samples of verl's loggers likewise."""
+    tracking = Tracking("p", "e", ["console", "wandb", "swanlab", "file"])
+    tracking.log({"a": 1}, 1, "wandb")
+    tracking.log({"a": 2}, 2, ["swanlab", "file", "console"])
+    tracking.log({"a": 3}, 3)
+    ValidationGenerationsLogger("p", "e").log(["wandb", "console"], [("i", "o", 1)], 4)
+    tracking.finish()
+
+    (found,) = records(tracking.run.path).values()
+    assert {r.step: list(r.skip_sinks) for r in found if r.step is not None} == {
+        1: ["swanlab", "file"],
+        2: ["wandb"],
+        3: [],
+        4: ["swanlab", "file"],
+    }
 
 
 def test_a_row_for_several_trackers_is_written_once(root: Path) -> None:

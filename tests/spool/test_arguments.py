@@ -54,3 +54,44 @@ def test_after_the_largest_step_rows_go_on_without_a_step(tmp_path: Path) -> Non
     rows = [record for record in raw(run.path) if record["kind"] == "metrics"]
     assert [2**53 - 1, None, None] == [row.get("step") for row in rows]
     assert 2 == run.stats().bad_steps
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"is_writer": "no"}, "is_writer is True, False or None, not 'no'"),
+        ({"tags": 5}, "tags"),
+        ({"sinks": 5}, "sinks"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_at_init(tmp_path: Path, given: dict[str, Any], told: str) -> None:
+    """A text that is true whatever it says, a number in place of a list."""
+    with pytest.raises(TypeError, match=told):
+        gapless.init("p", dir=tmp_path, **given)
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_home_folder_is_meant_by_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config file passes it as it stands; no shell has turned it into a path."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    by_argument = gapless.init("p", dir="~/spool")
+    monkeypatch.setenv("GAPLESS_DIR", "~/other")
+    by_environment = gapless.init("p")
+    by_argument.finish()
+    by_environment.finish()
+
+    assert by_argument.path.parent == tmp_path / "spool" / "p"
+    assert by_environment.path.parent == tmp_path / "other" / "p"
+
+
+def test_an_unknown_mode_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`GAPLESS_MODE=offline` asks for what is always so; the run writes, and says which mode there is."""
+    monkeypatch.setenv("GAPLESS_MODE", "offline")
+    run = gapless.init("p", dir=tmp_path)
+    run.finish()
+
+    assert run.is_writer
+    assert capsys.readouterr().err == "gapless: GAPLESS_MODE=offline changes nothing; 'disabled' is the only mode\n"

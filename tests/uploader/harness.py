@@ -69,7 +69,13 @@ class Attempt:
             file.write(data)
 
     def line(
-        self, kind: str, data: dict[str, Any], step: int | None = None, t: float | None = None, marks: Any = None
+        self,
+        kind: str,
+        data: dict[str, Any],
+        step: int | None = None,
+        t: float | None = None,
+        marks: Any = None,
+        skip_sinks: list[str] | None = None,
     ) -> bytes:
         """The next record's line, not written yet."""
         self.seq += 1
@@ -82,21 +88,20 @@ class Attempt:
             step,
             orjson.dumps(data),
             None if marks is None else orjson.dumps(marks),
+            orjson.dumps(skip_sinks) if skip_sinks else None,
         )
         self.lines.append(made)
         return made
 
-    def append(
-        self, kind: str, data: dict[str, Any], step: int | None = None, t: float | None = None, marks: Any = None
-    ) -> None:
-        self.raw(self.line(kind, data, step, t, marks))
+    def append(self, kind: str, data: dict[str, Any], step: int | None = None, **fields: Any) -> None:
+        self.raw(self.line(kind, data, step, **fields))
 
     def run(self, config: dict[str, Any] | None = None, **fields: Any) -> None:
         names = ("name", "group", "job_type", "notes", "entity")
         self.append("run", {**dict.fromkeys(names), "tags": [], "config": config or {}, **fields})
 
     def log(self, step: int | None, t: float | None = None, **values: Any) -> None:
-        self.append("metrics", values, step, t)
+        self.append("metrics", values, step, t=t)
 
     def finish(self, exit_code: int | None = 0) -> None:
         self.append("finish", {"state": "failed" if exit_code else "finished", "exit_code": exit_code})

@@ -87,8 +87,10 @@ class _Attempt:
 class History:
     """The merge of one run's attempts, as far as it was read."""
 
-    def __init__(self, view: RunView) -> None:
+    def __init__(self, view: RunView, kind: str | None = None) -> None:
         self.view = view
+        self._kind = kind
+        """The tracker's: records that skip it have no values here. None: every record is taken."""
         self.attempts: dict[str, _Attempt] = {}
         self.operations: list[Operation] = []
         """Made since somebody last took them."""
@@ -136,8 +138,8 @@ class History:
             kind = record.kind
             if kind == "metrics":
                 values = record.data
-                if None in values.values():
-                    values = _without_none(values)
+                if None in values.values() or record.skip_sinks:
+                    values = self._metrics_of(record)
                 step = record.step
                 # Nearly every record is the next step of a known attempt: no call for it that is not needed.
                 if step is not None and self._top < step <= attempt.limit and values and attempt.first_step is not None:
@@ -150,7 +152,7 @@ class History:
             elif kind in ("table", "text", "media"):
                 folder = paths[attempt_id][taken.segment].parent / "media"
                 found = payload_of(record, folder)
-                if found is not None:
+                if found is not None and self._kind not in record.skip_sinks:
                     self._row(attempt, records, at, {found[0]: found[1]})
             else:
                 self._fold_newest()
@@ -332,11 +334,16 @@ class History:
 
     def _values_of(self, record: Record, paths: Mapping[int, Path]) -> dict[str, Value]:
         if record.kind == "metrics":
-            return _without_none(record.data)
-        if record.kind in ("table", "text", "media"):
+            return self._metrics_of(record)
+        if record.kind in ("table", "text", "media") and self._kind not in record.skip_sinks:
             found = payload_of(record, next(iter(paths.values())).parent / "media")
             return {found[0]: found[1]} if found else {}
         return {}
+
+    def _metrics_of(self, record: Record) -> dict[str, Value]:
+        if self._kind in record.skip_sinks:
+            return {}
+        return {key: value for key, value in record.data.items() if value is not None}
 
     # attempts
 
@@ -390,7 +397,7 @@ class History:
         paths = self._paths.get(attempt.header.attempt_id, {})
         for record in attempt.index.records_above(attempt.limit, paths):
             step = record.step
-            if step is not None and record.seq in attempt.seen:
+            if step is not None and record.seq in attempt.seen and self._values_of(record, paths):
                 (kept if survives(step, record.t, attempt.newer) else lost).add(step)
         attempt.steps.drop_above(attempt.limit)
         for step in sorted(kept):
@@ -568,10 +575,6 @@ _VIEW_FIELDS = (
     "created", "host", "name", "group", "job_type", "tags", "notes", "entity", "sinks", "config", "system", "axes",
     "state", "exit_code", "runtime",
 )  # fmt: skip
-
-
-def _without_none(data: Mapping[str, Any]) -> dict[str, Value]:
-    return {key: value for key, value in data.items() if value is not None}
 
 
 def _texts(value: object) -> list[str] | None:

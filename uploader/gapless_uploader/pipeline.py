@@ -457,7 +457,7 @@ class Pipeline:
         if self._reader is None or self._history is None:
             cursor = self.saved.get("cursor", {})
             snapshot = self._snapshot() if cursor else None
-            history = History(RunView(self.key[0], self.key[1], 0.0, ""))
+            history = History(RunView(self.key[0], self.key[1], 0.0, ""), self.sink.kind)
             reader = RunReader(grace_s=self._options.grace_s)
             if snapshot is not None and snapshot.get("generation") == self._generation:
                 reader = RunReader(snapshot["cursor"], self._options.grace_s)
@@ -466,7 +466,7 @@ class Pipeline:
                 try:
                     history.restore(snapshot["history"], files.headers, reader.seen())
                 except (LookupError, TypeError, ValueError):
-                    history = History(RunView(self.key[0], self.key[1], 0.0, ""))
+                    history = History(RunView(self.key[0], self.key[1], 0.0, ""), self.sink.kind)
                     reader = RunReader(grace_s=self._options.grace_s)
             if cursor:
                 self._read_up_to(reader, history, files, now, cursor)

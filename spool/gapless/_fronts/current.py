@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from threading import RLock
+from weakref import WeakKeyDictionary
 
 from gapless.config import read_environment
 from gapless.opening import init
@@ -18,6 +19,8 @@ _lock = RLock()
 _open: dict[Names, Run] = {}
 _own: dict[Names, Run] = {}
 """Runs opened here because no `Tracking` was."""
+_kinds: WeakKeyDictionary[Run, list[str]] = WeakKeyDictionary()
+"""The kinds of tracker that a run asked for when it was opened."""
 
 
 def names(project: object, experiment: object) -> Names:
@@ -32,10 +35,17 @@ def tracker_kinds(backends: Iterable[str] | str) -> list[str]:
     return [kind for kind in dict.fromkeys(kinds) if kind != "console"]
 
 
-def opened(which: Names, run: Run) -> None:
-    """`run` is the one for these names from now on."""
+def opened(which: Names, run: Run, kinds: list[str]) -> None:
+    """`run`, which asked for the trackers `kinds`, is the one for these names from now on."""
     _open.pop(which, None)
     _open[which] = run
+    _kinds[run] = kinds
+
+
+def left_out(run: Run, backends: Iterable[str] | str) -> list[str]:
+    """The trackers that `run` asked for and that are not among `backends`: they do not get the row."""
+    named = tracker_kinds(backends)
+    return [kind for kind in _kinds.get(run, ()) if kind not in named]
 
 
 def closed(which: Names, run: Run) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gapless._fronts.current import run_for_tables
+from gapless._fronts.current import left_out, run_for_tables
 from gapless.payloads import Table
 
 _COLUMNS: Final = ("input", "output", "score")
@@ -30,7 +30,11 @@ class ValidationGenerationsLogger:
         columns = ["step", *_COLUMNS, *(f"value_{place + 1}" for place in range(len(_COLUMNS), width))]
         data = [[step, *row, *[None] * (width - len(row))] for row in rows]
         run = run_for_tables(self.project_name, self.experiment_name, loggers)
-        run.log({"val/generations": Table(columns, data, log_mode=INCREMENTAL)}, step=step)
+        run.log(
+            {"val/generations": Table(columns, data, log_mode=INCREMENTAL)},
+            step=step,
+            skip_sinks=left_out(run, loggers),
+        )
 
 
 @dataclass
@@ -48,7 +52,8 @@ class DapoFilteredRewardTableLogger:
         row = [step, ", ".join(f"{reward:g}:{count}" for reward, count in counts)]
         run = run_for_tables(self.project_name, self.experiment_name, loggers)
         table = Table(["step", "reward_counts"], [row], log_mode=INCREMENTAL)
-        run.log({"training/filter_groups/filtered_reward_counts": table}, step=step)
+        name = "training/filter_groups/filtered_reward_counts"
+        run.log({name: table}, step=step, skip_sinks=left_out(run, loggers))
 
 
 def _cells(sample: Any) -> list[Any]:
