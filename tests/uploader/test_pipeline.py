@@ -452,6 +452,9 @@ def test_an_unknown_major_version_stops_that_run_alone_and_moves_no_position(
     assert "proj/strange" not in turner.memory.runs
     assert any("update gapless" in event.reason for event in told(turner, events.SpoolProblem))
     assert {"known"} == {key[1] for key in turner.uploader.state.progress}
+    found = {run.run: run for run in read_status([spool.root], tmp_path / "state").runs}
+    assert "unreadable" == found["strange"].state
+    assert any("update gapless" in note for note in found["strange"].notes)
 
 
 def test_an_empty_or_headless_file_is_listed_with_its_reason(spool: SpoolDir, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def metrics_table(run: MergedRun, keys: Sequence[str] = (), width: int = 80) -> 
     for key, points in shown.items():
         values = [value for _, value in points]
         finite = [value for value in values if isfinite(value)]
-        lowest, highest = (f"{min(finite):.4g}", f"{max(finite):.4g}") if finite else ("", "")
+        lowest, highest = (f"{min(finite):.5g}", f"{max(finite):.5g}") if finite else ("", "")
         table.add_row(
             Text(printable(key)), sparkline(values, curve), f"{values[-1]:.5g}", lowest, highest, str(points[-1][0])
         )

@@ -155,6 +155,8 @@ def _sink(run: SpoolRun, progress: dict[str, Any]) -> SinkStatus:
 
 def _state(run: SpoolRun, ends: dict[str, dict[str, Any]], idle_s: float, crashed_after_s: float) -> str:
     newest = _newest(run)
+    if run.unsupported is not None:
+        return "unreadable"
     if newest is None:
         return "empty"
     finish = ends.get(newest.attempt_id, {}).get("finish")
