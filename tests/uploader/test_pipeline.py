@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from gapless_schemas import encode_header, seal
-from gapless_uploader import events, pipeline
+from gapless_uploader import events, pipeline, uploader
 from gapless_uploader.attempt import read_header
 from gapless_uploader.operations import Row, State, Superseded
+from gapless_uploader.pipeline import Pipeline
 from gapless_uploader.sink import Batch, Misconfigured, Parked, Rejected, Retryable
 from gapless_uploader.sinks import make_sink
 from gapless_uploader.sinks.memory import MemorySink
@@ -598,3 +599,32 @@ def test_a_server_is_no_target(kind: str) -> None:
     """A key meant for a self-hosted server never goes to the public one."""
     with pytest.raises(Misconfigured, match="leave the target out"):
         make_sink(f"{kind}:http://127.0.0.1:9")
+
+
+def test_a_restart_makes_nothing_for_runs_that_are_over(
+    spool: SpoolDir, turners: Turners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten thousand finished runs cost a look each; one that goes on is followed again."""
+    for run_id in ("over", "goes-on"):
+        attempt = spool.attempt(run_id=run_id)
+        attempt.log(0, a=1)
+        attempt.finish()
+    turner = turners()
+    turner.settle()
+    made = []
+
+    def make(key: tuple[str, str], *given: Any, **more: Any) -> Pipeline:
+        made.append(key)
+        return Pipeline(key, *given, **more)
+
+    monkeypatch.setattr(uploader, "Pipeline", make)
+    turner.crash()
+    turner.settle()
+    assert [] == made
+
+    spool.attempt(run_id="goes-on", number=2, created=T0 + 9, resume_step=1).log(1, a=2)
+    turner.turn(120.0)
+    turner.settle()
+
+    assert [("proj", "goes-on")] == made
+    assert {0: {"a": 1}, 1: {"a": 2}} == rows_of(turner.memory, "goes-on")

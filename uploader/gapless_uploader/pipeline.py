@@ -47,6 +47,7 @@ BACKOFF_FIRST_S = 1.0
 BACKOFF_CAP_S = 60.0
 PARKED_S = 300.0
 REST_S = 60.0
+ENDS = ("finished", "failed", "crashed")
 REWINDS = ("new-run", "keep-first", "mark")
 _MARK = "rewound-from-step:"
 
@@ -162,8 +163,8 @@ class Pipeline:
         if self._pending or self._flush_due or self._rewound is not None or self.saved.get("end"):
             return False
         if self._looked_at is not None and files.sizes == self._looked_at:
-            return not files.crashed or self._state in ("finished", "failed", "crashed")
-        if files.crashed and self._state not in ("finished", "failed", "crashed"):
+            return not files.crashed or self._state in ENDS
+        if files.crashed and self._state not in ENDS:
             return False
         if self._reader is not None:
             return all(
@@ -241,7 +242,7 @@ class Pipeline:
 
     def settled(self, files: Files) -> bool:
         """Whether the run is over and the tracker knows all of it: nothing of the pipeline is needed any more."""
-        return self._state in ("finished", "failed", "crashed") and self.idle(files)
+        return self._state in ENDS and self.idle(files)
 
     # one step
 
@@ -612,6 +613,16 @@ def _missing(reader: RunReader, cursor: dict[str, Any]) -> dict[str, Intervals]:
         for name, at in cursor.items()
         if at["seen"] != (seen[name].to_json() if name in seen else [])
     }
+
+
+def is_settled(saved: Mapping[str, Any], files: Files) -> bool:
+    """What `Pipeline.settled` says of a pipeline made of this progress: most runs of a large spool need none."""
+    return (
+        saved.get("state") in ENDS
+        and not saved.get("flush")
+        and not saved.get("end")
+        and all(_idle(saved["cursor"].get(name), sizes) for name, sizes in files.sizes.items())
+    )
 
 
 def _idle(cursor: dict[str, Any] | None, sizes: Mapping[int, int]) -> bool:

@@ -26,7 +26,7 @@ from gapless_uploader.events import Event
 from gapless_uploader.lane import Lane
 from gapless_uploader.lease import Held, Lease, is_alive
 from gapless_uploader.ledger import Ledger, Place, name_of
-from gapless_uploader.pipeline import Files, Outcome, Pipeline, PipelineOptions
+from gapless_uploader.pipeline import Files, Outcome, Pipeline, PipelineOptions, is_settled
 from gapless_uploader.reader import RunReader
 from gapless_uploader.run_name import is_asked_for
 from gapless_uploader.sink import Sink
@@ -265,13 +265,18 @@ class Uploader:
         files = self._files(run)
         for lane in self._choose_lanes(run, now):
             if key not in lane.pipelines:
+                if is_settled(self.state.progress.get((*key, lane.name), {}), files):
+                    continue
                 self._make(lane, key)
             self._lag_unknown.add((key, lane.name))
             if not self._drop_if_settled(lane, key, files):
                 lane.enqueue(key)
+        is_followed = any(key in lane.pipelines for lane in self.lanes.values())
+        if not is_followed and self._lanes_of[key]:
+            self.spool.retire(key)
         if key not in self._known:
             self._known.add(key)
-            if any(key in lane.pipelines for lane in self.lanes.values()):
+            if is_followed:
                 self._listen(events.RunFound(name_of(key)))
 
     def _choose_lanes(self, run: SpoolRun, now: float) -> list[Lane]:
