@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import orjson
@@ -78,32 +78,17 @@ class Header:
     v: int = FORMAT_VERSION
 
 
-class Record:
+class Record(NamedTuple):
     """One sound line after the header. `data` has its marks applied."""
 
-    __slots__ = ("data", "kind", "mono", "seq", "skip_sinks", "step", "t")
-
-    def __init__(
-        self,
-        seq: int,
-        t: float,
-        mono: float,
-        kind: str,
-        step: int | None,
-        data: dict[str, Any],
-        skip_sinks: Sequence[str] = (),
-    ) -> None:
-        self.seq = seq
-        self.t = t
-        self.mono = mono
-        self.kind = kind
-        self.step = step
-        self.data = data
-        self.skip_sinks = skip_sinks
-        """Kinds of tracker that the record is not for."""
-
-    def __repr__(self) -> str:
-        return f"Record(seq={self.seq}, kind={self.kind!r}, step={self.step}, data={self.data!r})"
+    seq: int
+    t: float
+    mono: float
+    kind: str
+    step: int | None
+    data: dict[str, Any]
+    skip_sinks: Sequence[str] = ()
+    """Kinds of tracker that the record is not for."""
 
 
 def seal(body: bytes) -> bytes:
@@ -172,27 +157,41 @@ def decode(line: bytes) -> Record:
     except KeyError as missing:
         raise Damaged(f"no field {missing}") from None
     step = fields.get("step")
-    if (
-        type(seq) is not int
-        or seq < 1
-        or type(kind) is not str
-        or type(data) is not dict
-        or (step is not None and (type(step) is not int or not 0 <= step <= MAX_STEP))
+    if not (
+        type(seq) is int
+        and seq > 0
+        and type(kind) is str
+        and type(data) is dict
+        and (step is None or (type(step) is int and 0 <= step <= MAX_STEP))
     ):
         raise Damaged("a field of the wrong type")
     if type(t) is not float or type(mono) is not float:
         if not _is_time(t) or not _is_time(mono):
             raise Damaged("a field of the wrong type")
         t, mono = float(t), float(mono)
+    skip_sinks: Sequence[str] = ()
+    if len(fields) > _NUM_FIELDS or step is None:
+        skip_sinks = _apply_options(fields, data)
+    # As `Record(...)` without a Python call: this is done for every line of a spool.
+    return _new(Record, (seq, t, mono, kind, step, data, skip_sinks))
+
+
+_new: Final = tuple.__new__
+_NUM_FIELDS: Final = 7
+"""Of a line that has a step, and none of the fields that few lines have."""
+
+
+def _apply_options(fields: dict[str, Any], data: dict[str, Any]) -> Sequence[str]:
+    """Apply the line's marks to `data`; its `skip_sinks`. Raises `Damaged`."""
     if "marks" in fields:
         try:
             apply_marks(data, fields["marks"])
         except (TypeError, ValueError, LookupError) as error:
             raise Damaged(f"marks that fit no value: {error}") from None
-    skip_sinks = fields.get("skip_sinks", ())
-    if skip_sinks != () and not (type(skip_sinks) is list and all(type(kind) is str for kind in skip_sinks)):
+    skip_sinks = fields.get("skip_sinks", [])
+    if type(skip_sinks) is not list or not all(type(kind) is str for kind in skip_sinks):
         raise Damaged("a field of the wrong type")
-    return Record(seq, t, mono, kind, step, data, skip_sinks)
+    return skip_sinks
 
 
 def decode_header(line: bytes) -> Header:
