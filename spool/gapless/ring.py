@@ -87,6 +87,10 @@ class Row(NamedTuple):
     """Set in the last dropped row of a hole that has no `gap` record yet."""
 
 
+_new: Final = tuple.__new__
+"""As `Row(...)`, without a Python call."""
+
+
 class Ring:
     """Bounded in rows and bytes; `append` never blocks on the taker."""
 
@@ -133,7 +137,7 @@ class Ring:
             new_end = last.end + len(line)
             if new_end - end > self.max_bytes or last.number - number >= self.max_rows:
                 return False
-            row = Row(last.seq + 1, last.number + 1, new_end, next_step, False, True, line, None, None)
+            row = _new(Row, (last.seq + 1, last.number + 1, new_end, next_step, False, True, line, None, None))
             # As in `_hand_over`: between this comparison and the next line no signal handler runs.
             if self._last is not last:
                 return False
