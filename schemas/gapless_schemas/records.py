@@ -158,7 +158,15 @@ def encode_row(seq: int, t: float, mono: float, step: int, data: dict[str, Any])
 
 def decode(line: bytes) -> Record:
     """The record of a whole line, its newline taken off. Raises `Damaged`."""
-    fields = unseal(line)
+    # `unseal`, without the call: this is done for every line of a spool.
+    if line[-CRC_BYTES:] != b',"crc":"%08x"}' % crc32(line[:-CRC_BYTES]):
+        raise _unsealed(line)
+    try:
+        fields = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise Damaged(f"no JSON: {error}") from None
+    if type(fields) is not dict:
+        raise Damaged("no JSON object")
     try:
         seq, t, mono, kind, data = fields["seq"], fields["t"], fields["mono"], fields["kind"], fields["data"]
     except KeyError as missing:
@@ -179,7 +187,7 @@ def decode(line: bytes) -> Record:
     skip_sinks: Sequence[str] = ()
     if len(fields) > _NUM_FIELDS or step is None:
         skip_sinks = _apply_options(fields, data)
-    # As `Record(...)` without a Python call: this is done for every line of a spool.
+    # As `Record(...)`, likewise.
     return _new(Record, (seq, t, mono, kind, step, data, skip_sinks))
 
 
@@ -232,8 +240,7 @@ def decode_header(line: bytes) -> Header:
 def unseal(line: bytes) -> dict[str, Any]:
     """The fields of a sealed line, its newline taken off. Raises `Damaged`."""
     if line[-CRC_BYTES:] != b',"crc":"%08x"}' % crc32(line[:-CRC_BYTES]):
-        sealed = line[-CRC_BYTES:-10] == b',"crc":"' and line[-2:] == b'"}'
-        raise Damaged("the crc does not match" if sealed else "no crc at the end")
+        raise _unsealed(line)
     try:
         fields = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -241,6 +248,11 @@ def unseal(line: bytes) -> dict[str, Any]:
     if type(fields) is not dict:
         raise Damaged("no JSON object")
     return fields
+
+
+def _unsealed(line: bytes) -> Damaged:
+    sealed = line[-CRC_BYTES:-10] == b',"crc":"' and line[-2:] == b'"}'
+    return Damaged("the crc does not match" if sealed else "no crc at the end")
 
 
 def _is_time(value: object) -> bool:

@@ -132,16 +132,16 @@ class Tail:
             self._restart()
             before = 0
             held = file.pread(max_bytes, 0)
-        data = held[before:] if before else held
+        is_full = len(held) - before >= max_bytes
         chunk = Chunk(end=self.offset)
-        cut = data.rfind(b"\n")
+        cut = held.rfind(b"\n", before)
         if cut < 0:
-            if len(data) >= max_bytes:
+            if is_full:
                 self._read_long(file, chunk, now, max_bytes)
             return chunk
         self._searched = 0
-        chunk.at_end = len(data) < max_bytes
-        self._decode(data[:cut], chunk, now)
+        chunk.at_end = not is_full
+        self._decode(held[before:cut], chunk, now)
         return chunk
 
     def consume(self, file: Readable, end: int) -> None:
