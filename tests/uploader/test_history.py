@@ -51,6 +51,21 @@ def test_records_of_one_step_merge_into_one_row_by_key_in_seq_order(spool: Spool
     assert T0 + 5 == run.rows[1].t
 
 
+def test_a_row_that_outlives_a_newer_attempt_is_known_by_its_own_time(tmp_path: Path, spool: SpoolDir) -> None:
+    """A clock steps back between two rows of one reading: what was logged beside the newer attempt stays."""
+    older = spool.attempt()
+    older.log(7, t=T0 + 2000, side_by_side=1)
+    older.log(8, t=T0 + 1, superseded=1)
+    turner = Turner(spool.root, tmp_path / "state")
+    turner.settle()
+    newer = spool.attempt(number=2, created=T0 + 1000, resume_step=0)
+    newer.log(0, a=1)
+    turner.settle()
+    turner.uploader.stop()
+
+    assert {0: {"a": 1}, 7: {"side_by_side": 1}} == rows_of(turner.memory) == values(merged(spool))
+
+
 def test_a_lower_step_inside_an_attempt_is_a_late_record_never_a_rewind(spool: SpoolDir) -> None:
     """An asynchronous evaluation comes back for an old step."""
     attempt = spool.attempt()

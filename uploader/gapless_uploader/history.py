@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +160,9 @@ class History:
                 self._meta(attempt, record)
         self._fold_newest()
         if taken.records:
-            last = taken.records[-1]
-            attempt.last_t = max(attempt.last_t, last.t)
-            attempt.mono = max(attempt.mono, last.mono)
+            # Not the last record's: a clock may step back, and a row's time decides what a newer attempt takes back.
+            attempt.last_t = max(attempt.last_t, max(map(_t_of, taken.records)))
+            attempt.mono = max(attempt.mono, taken.records[-1].mono)
             self.view.runtime = self._runtime()
             self._state()
 
@@ -570,6 +571,8 @@ class History:
             view.state, view.exit_code = state, exit_code
             self.operations.append(State(state, exit_code, newest.last_t, view.runtime))
 
+
+_t_of = attrgetter("t")
 
 _VIEW_FIELDS = (
     "created", "host", "name", "group", "job_type", "tags", "notes", "entity", "sinks", "config", "system", "axes",
