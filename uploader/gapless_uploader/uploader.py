@@ -23,16 +23,15 @@ from pathlib import Path
 from gapless_uploader import events
 from gapless_uploader.budget import Budget, Limits, live_runs_carried
 from gapless_uploader.events import Event
+from gapless_uploader.lag import Lag
 from gapless_uploader.lane import Lane
 from gapless_uploader.lease import Held, Lease, is_alive
 from gapless_uploader.ledger import Ledger, Place, name_of
 from gapless_uploader.pipeline import Files, Outcome, Pipeline, PipelineOptions, is_settled
-from gapless_uploader.reader import RunReader
-from gapless_uploader.run_name import is_asked_for
+from gapless_uploader.routes import Filters, Routes
 from gapless_uploader.sink import Sink
 from gapless_uploader.spool import RunKey, Spool, SpoolRun
 from gapless_uploader.state import State
-from gapless_uploader.wanted import Wishes
 from gapless_uploader.workers import CALL_TIMEOUT_S
 
 CRASHED_AFTER_S = 300.0
@@ -101,11 +100,6 @@ class Uploader:
         self.spool = Spool(list(paths), self.options.slow_scan_s)
         by_wish = list(offered)
         self.sinks = {f"{sink.kind}:{sink.target}": sink for sink in [*sinks, *by_wish]}
-        self._by_wish = {f"{sink.kind}:{sink.target}" for sink in by_wish}
-        self._wishes = Wishes({sink.kind for sink in by_wish})
-        self._lanes_of: dict[RunKey, list[Lane]] = {}
-        self._undecided: set[RunKey] = set()
-        """Runs that have not said yet what they ask for."""
         self.state = State(state_folder, self.spool.paths, lambda path, why: listener(events.StateProblem(path, why)))
         self.lease = Lease(self.state.folder, lambda why: listener(events.LeaseSlow(why)))
         self.ledger = Ledger(self.state, listener)
@@ -113,17 +107,21 @@ class Uploader:
         self._jitter = jitter
         self._wall = wall
         self.lanes = {name: self._lane(sink, executor, clock) for name, sink in self.sinks.items()}
+        self._routes = Routes(
+            self.lanes,
+            [f"{sink.kind}:{sink.target}" for sink in by_wish],
+            Filters(self.options.projects, self.options.runs),
+            listener,
+        )
+        self._lag = Lag(self.spool.runs, self.state)
         self._announced_problems: dict[Path, str] = {}
         self._known: set[RunKey] = set()
-        self._asked: dict[RunKey, bool] = {}
         self._writers_due = 0.0
         self._heartbeats_due = 0.0
         self._uncommitted: list[tuple[Lane, RunKey, Outcome]] = []
         self._commit_not_before = 0.0
         self._too_small: dict[str, int] = {}
         self._stuck: set[str] = set()
-        self._lag: dict[Place, int] = {}
-        self._lag_unknown: set[Place] = set()
         self._lost_lease = False
         self._stopped = False
 
@@ -199,24 +197,17 @@ class Uploader:
 
     def is_over(self) -> bool:
         """Whether every run that was seen has ended, and every sink knows all of it."""
-        if any(not self._is_crashed(self.spool.runs[key]) for key in self._undecided):
+        if any(not self._is_crashed(self.spool.runs[key]) for key in self._routes.undecided):
             return False
         return bool(self._known) and not any(lane.pipelines for lane in self.lanes.values())
 
     def lag(self) -> Mapping[Place, int]:
         """(run, sink) -> bytes of the spool that the sink has not acknowledged yet, torn tails included."""
-        for key, name in self._lag_unknown:
-            run = self.spool.runs[key]
-            cursor = self.state.progress.get((*key, name), {}).get("cursor", {})
-            reader = RunReader(cursor)
-            reader.meet({n: h for n, h in run.attempts.items() if n in cursor})
-            self._lag[(key, name)] = reader.behind(run.sizes())
-        self._lag_unknown.clear()
-        return self._lag
+        return self._lag.all()
 
     def bytes_total_and_done(self) -> tuple[int, int]:
         """Bytes of the wanted runs times sinks, and how many of them are uploaded."""
-        total = sum(self.spool.runs[key].size * len(self._lanes_of[key]) for key in self._known)
+        total = sum(self.spool.runs[key].size * len(self._routes.lanes_of(key)) for key in self._known)
         return total, total - sum(self.lag().values())
 
     def stop(self, timeout_s: float = STOP_S) -> None:
@@ -260,48 +251,25 @@ class Uploader:
 
     def _note(self, key: RunKey, now: float) -> None:
         run = self.spool.runs[key]
-        if not self._wanted(run):
+        if not self._routes.is_wanted(run):
             return
         files = self._files(run)
-        for lane in self._choose_lanes(run, now):
+        lanes = self._routes.choose(run, now)
+        for lane in lanes:
             if key not in lane.pipelines:
                 if is_settled(self.state.progress.get((*key, lane.name), {}), files):
                     continue
                 self._make(lane, key)
-            self._lag_unknown.add((key, lane.name))
+            self._lag.changed(key, lane.name)
             if not self._drop_if_settled(lane, key, files):
                 lane.enqueue(key)
         is_followed = any(key in lane.pipelines for lane in self.lanes.values())
-        if not is_followed and self._lanes_of[key]:
+        if not is_followed and lanes:
             self.spool.retire(key)
         if key not in self._known:
             self._known.add(key)
             if is_followed:
                 self._listen(events.RunFound(name_of(key)))
-
-    def _choose_lanes(self, run: SpoolRun, now: float) -> list[Lane]:
-        """The lanes that the run goes through: those of `--to`, and those that it asks for."""
-        wanted = self._wishes.of(run, now) if self._by_wish else None
-        kinds = wanted.kinds if wanted is not None else ()
-        if self._by_wish and wanted is None:
-            self._undecided.add(run.key)
-        else:
-            self._undecided.discard(run.key)
-        chosen = [lane for lane in self.lanes.values() if lane.name not in self._by_wish or lane.sink.kind in kinds]
-        if wanted is not None and wanted.unmet and self._lanes_of.get(run.key) != chosen:
-            self._listen(events.WishUnmet(name_of(run.key), ", ".join(wanted.unmet)))
-        self._lanes_of[run.key] = chosen
-        return chosen
-
-    def _wanted(self, run: SpoolRun) -> bool:
-        if run.unsupported is not None:
-            return False
-        if not self.options.projects and not self.options.runs:
-            return True
-        asked = self._asked.get(run.key)
-        if asked is None:
-            asked = self._asked[run.key] = is_asked_for(run, self.options.projects, self.options.runs)
-        return asked
 
     def _wake(self, now: float) -> None:
         """Steps whose wait is over, heartbeats that are due, runs whose writer went."""
@@ -418,7 +386,7 @@ class Uploader:
             return False
         outcomes, self._uncommitted = self._uncommitted, []
         for lane, key, outcome in outcomes:
-            self._lag_unknown.add((key, lane.name))
+            self._lag.changed(key, lane.name)
             self._settle(lane, key, outcome, now)
             run = self.spool.runs.get(key)
             if not again or outcome.crashed is not None or run is None:
@@ -440,8 +408,7 @@ class Uploader:
             lane.drop(key)
         except Exception as error:  # noqa: BLE001 - the run is over and all of it acknowledged, whatever its close says
             self._listen(events.SinkFailed(name_of(key), lane.name, str(error), 0.0))
-        self._lag_unknown.discard((key, lane.name))
-        self._lag.pop((key, lane.name), None)
+        self._lag.forget(key, lane.name)
         if not any(key in other.pipelines for other in self.lanes.values()):
             self.spool.retire(key)
         return True
