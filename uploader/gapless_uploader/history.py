@@ -43,6 +43,11 @@ from gapless_uploader.operations import (
 from gapless_uploader.payload import payload_of
 from gapless_uploader.sink import RunView
 
+COMPACT_BYTES = 8 << 10
+_ATTEMPT_BYTES = 400
+_STEPS_BYTES = 16
+"""About what an attempt and one run of its steps take in `compact`."""
+
 Paths = Mapping[str, Mapping[int, Path]]
 
 
@@ -185,8 +190,13 @@ class History:
         """Seqs missing below the newest one read, all attempts together; they may still come while an attempt lives."""
         return sum(last - first + 1 for a in self.attempts.values() for first, last in a.seen.holes())
 
-    def compact(self) -> dict[str, Any]:
-        """Per attempt what its rows are known by: enough to take back rows whose files are out of sight."""
+    def compact(self) -> dict[str, Any] | None:
+        """Per attempt what its rows are known by: enough to take back rows whose files are out of sight.
+
+        None where that is too much to go with every progress: many attempts, or steps without a stride.
+        """
+        if sum(_ATTEMPT_BYTES + _STEPS_BYTES * a.steps.num_runs for a in self.attempts.values()) > COMPACT_BYTES:
+            return None
         return {
             attempt_id: [asdict(a.header), a.steps.to_json(), a.first_step, a.mono, a.last_t, a.finished, a.exit_code]
             for attempt_id, a in self.attempts.items()

@@ -150,6 +150,11 @@ class StepSet:
                 start = first if first >= step else first + -(-(step - first) // stride) * stride
                 yield from range(start, last + 1, stride)
 
+    @property
+    def num_runs(self) -> int:
+        """How many runs of one stride it is kept as."""
+        return len(self._runs)
+
     def to_json(self) -> list[list[int]]:
         """Runs that the constructor takes."""
         return [list(run) for run in self._runs]

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from gapless_schemas import Header
 from gapless_uploader.adapt import adapt
 from gapless_uploader.history import History
@@ -41,8 +39,6 @@ from gapless_uploader.spool import RunKey
 from gapless_uploader.tail import Damage
 
 SNAPSHOT_BYTES = 16 << 20
-COMPACT_BYTES = 8 << 10
-"""A history's compact form is kept with the progress up to this size."""
 BACKOFF_FIRST_S = 1.0
 BACKOFF_CAP_S = 60.0
 PARKED_S = 300.0
@@ -388,8 +384,7 @@ class Pipeline:
         outcome.progress["superseded"] = history.superseded
         outcome.progress["read"] = history.rows
         outcome.progress["t"] = history.last_t
-        compact = history.compact()
-        outcome.progress["attempts"] = compact if len(orjson.dumps(compact)) < COMPACT_BYTES else None
+        outcome.progress["attempts"] = history.compact()
         self.saved = outcome.progress
         if self._since_snapshot >= SNAPSHOT_BYTES and self._save_snapshot is not None:
             self._since_snapshot = 0
