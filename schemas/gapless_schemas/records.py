@@ -9,7 +9,6 @@ from __future__ import annotations
 from binascii import hexlify
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -24,6 +23,8 @@ MAX_READ_BYTES: Final = 2 << 20
 """A longer line is damage; a reader skips it without holding it."""
 SEGMENT_BYTES: Final = 128 << 20
 """A writer begins a new segment beyond this size."""
+MAX_TIME: Final = 253_402_300_800.0
+"""Unix seconds of the year 10000: no tool shows a later time, and milliseconds are beyond it."""
 MAX_STEP: Final = (1 << 53) - 1
 """The largest step that every tool keeps as an exact number."""
 CRC_BYTES: Final = len(b',"crc":"01234567"}')
@@ -181,9 +182,11 @@ def decode(line: bytes) -> Record:
     ):
         raise Damaged("a field of the wrong type")
     if type(t) is not float or type(mono) is not float:
-        if not _is_time(t) or not _is_time(mono):
+        if not _is_number(t) or not _is_number(mono):
             raise Damaged("a field of the wrong type")
         t, mono = float(t), float(mono)
+    if not (0.0 <= t < MAX_TIME and 0.0 <= mono < MAX_TIME):
+        raise Damaged("a time that is none")
     skip_sinks: Sequence[str] = ()
     if len(fields) > _NUM_FIELDS or step is None:
         skip_sinks = _apply_options(fields, data)
@@ -229,7 +232,7 @@ def decode_header(line: bytes) -> Header:
     for name in ("attempt", "segment", "first_seq", "pid"):
         if type(getattr(header, name)) is not int:
             raise Damaged(f"a header whose {name} is no integer")
-    if not _is_time(header.created):
+    if not _is_number(header.created) or not 0 <= header.created < MAX_TIME:
         raise Damaged("a header without a time")
     resume = header.resume_step
     if resume is not None and resume is not False and (type(resume) is not int or resume < 0):
@@ -255,5 +258,5 @@ def _unsealed(line: bytes) -> Damaged:
     return Damaged("the crc does not match" if sealed else "no crc at the end")
 
 
-def _is_time(value: object) -> bool:
-    return type(value) in (float, int) and isfinite(value)  # type: ignore[arg-type]
+def _is_number(value: object) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) <= MAX_STEP)

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from gapless.run import Run
+from gapless.run import FOR_ALL, Run
 from gapless.settings import Config, Summary
 from gapless.tally import Stats
 
@@ -41,7 +41,7 @@ class NoRun(Run):
         step: int | None = None,
         *,
         t: float | datetime | None = None,
-        skip_sinks: Iterable[str] = (),
+        skip_sinks: Iterable[str] = FOR_ALL,
     ) -> None:
         """Do nothing."""
 

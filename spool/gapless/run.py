@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
-from math import isfinite
 from os import getpid
 from pathlib import Path
 from time import monotonic, sleep, time
@@ -30,13 +29,15 @@ from gapless.tally import Stats, Tally
 from gapless.values import as_mapping, carefully, encodable, told
 from gapless.warn import Warner
 from gapless.writer import Writer
-from gapless_schemas import MAX_STEP
+from gapless_schemas import MAX_STEP, MAX_TIME
 
 FINISH_TIMEOUT_S: Final = 10.0
 LONGEST_WAIT_S: Final = 1e6
 """Locks take no longer limit."""
 OPEN_TIMEOUT_S: Final = 2.0
 """`init` waits this long for a disk at most, and goes on without it."""
+FOR_ALL: Final[tuple[str, ...]] = ()
+"""Known by identity: `log` asks nothing of an object that it does not know."""
 DESCRIBE_TIMEOUT_S: Final = 1.5
 """`finish` waits this long at most for the `system` record of a run that has just begun."""
 
@@ -84,7 +85,7 @@ class Run:
         step: int | None = None,
         *,
         t: float | datetime | None = None,
-        skip_sinks: Iterable[str] = (),
+        skip_sinks: Iterable[str] = FOR_ALL,
     ) -> None:
         """Record one row of values: numbers, texts, nested dicts, `Table` and the other payloads.
 
@@ -97,7 +98,7 @@ class Run:
         at = None if t is None else self._time(t)
         number = AUTO if step is None else step
         plain = type(data) is dict and data and type(number) is int and (0 <= number <= MAX_STEP or step is None)
-        if plain and not skip_sinks and self._ring.append_plain(number, data, at):  # type: ignore[arg-type]
+        if plain and skip_sinks is FOR_ALL and self._ring.append_plain(number, data, at):  # type: ignore[arg-type]
             writer = self._writer
             if writer.inline or writer.parked:
                 writer.nudge()
@@ -278,7 +279,7 @@ class Run:
         if step is None and actual is not None:
             actual = AUTO
         at = time() if at is None else at
-        skip = orjson.dumps([encodable(str(kind)) for kind in skip_sinks]) if skip_sinks else None
+        skip = self._kinds(skip_sinks)
         for part in parts:
             actual = self._ring.append("metrics", actual, part.data, part.marks, t=at, skip_sinks=skip)
         for one in media:
@@ -305,10 +306,20 @@ class Run:
         number = None
         with suppress(Exception):  # a time is anybody's object
             number = t.timestamp() if isinstance(t, datetime) else as_number(t)
-        if number is not None and not isinstance(number, bool) and isfinite(number):
+        if number is not None and not isinstance(number, bool) and 0 <= number < MAX_TIME:
             return float(number)
-        self._report("refused", "time", f"t={told(t)} is no time: the row gets the present one")
+        self._report("refused", "time", f"t={told(t)} is no time in unix seconds: the row gets the present one")
         return None
+
+    def _kinds(self, skip_sinks: Iterable[str]) -> bytes | None:
+        """The kinds of tracker that a row is not for, as JSON; None for none."""
+        try:
+            given = [skip_sinks] if isinstance(skip_sinks, str) else list(skip_sinks)
+            kinds = [encodable(str(kind)) for kind in given]
+        except Exception:  # noqa: BLE001  # kinds are anybody's object
+            self._report("refused", "skip_sinks", f"skip_sinks={told(skip_sinks)} names no kinds: the row is for all")
+            return None
+        return orjson.dumps(kinds) if kinds else None
 
     def _seconds(self, timeout: object) -> float:
         """A caller's time limit; what is none is `init`'s."""

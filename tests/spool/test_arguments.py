@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from math import inf, nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gapless
-from tests.spool.oracle import raw
+from tests.spool.oracle import only, raw
 
 
 @pytest.mark.parametrize("limit", [-1, nan, "x", None, True])
@@ -95,3 +97,38 @@ def test_an_unknown_mode_is_said(
 
     assert run.is_writer
     assert capsys.readouterr().err == "gapless: GAPLESS_MODE=offline changes nothing; 'disabled' is the only mode\n"
+
+
+@pytest.mark.parametrize("t", [10**400, -(10**400), 1e300, -1.0, 1_764_493_000_000, 1_764_493_000_000_000_000])
+def test_a_time_that_no_tool_shows_is_refused_and_the_row_kept(tmp_path: Path, t: Any) -> None:
+    """Milliseconds, nanoseconds and what no float holds: the row gets the present time, and it is counted."""
+    run = gapless.init("p", dir=tmp_path)
+    before = time.time()
+    run.log({"a": 1}, step=0, t=t)
+    run.finish()
+
+    (row,) = only(run.path, "metrics")
+    assert before <= row.t <= time.time()
+    assert 1 == run.stats().refused
+
+
+@pytest.mark.parametrize(
+    ("skip", "kept", "refused"),
+    [
+        ("wandb", ["wandb"], 0),
+        (("wandb", "swanlab"), ["wandb", "swanlab"], 0),
+        ([], [], 0),
+        (5, [], 1),
+        (np.array(["wandb"]), ["wandb"], 0),
+        (None, [], 1),
+    ],
+)
+def test_kinds_to_skip_are_named_by_any_collection(tmp_path: Path, skip: Any, kept: list[str], refused: int) -> None:
+    """One name is one kind and no five letters; what names none is counted, and the row is for all."""
+    run = gapless.init("p", dir=tmp_path)
+    run.log({"a": 1}, step=0, skip_sinks=skip)
+    run.finish()
+
+    (row,) = only(run.path, "metrics")
+    assert kept == list(row.skip_sinks)
+    assert refused == run.stats().refused

@@ -14,6 +14,7 @@ from gapless_uploader.budget import Limits, Rate
 from gapless_uploader.cli import main
 from gapless_uploader.config import UploaderConfig, load_config
 from gapless_uploader.sink import Misconfigured
+from gapless_uploader.sinks import make_sink
 
 PAGE = (Path(__file__).parents[2] / "docs" / "uploader.md").read_text()
 
@@ -79,6 +80,8 @@ def test_no_file_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("rate = 5", "rate is 5"),
         ('bandwidth = "1MB"', "bandwidth is '1MB'"),
         ("metrics_port = 70000", "metrics_port is 70000"),
+        ("state = 5", "state is 5"),
+        ('state = ""', "state is ''"),
         ('[sinks.file]\nrate = "fast"', "[sinks.file] rate is 'fast'"),
         ('to = "file"', "to must be a list"),
         ("project = [1]", "project must be a list"),
@@ -142,3 +145,9 @@ def test_every_metric_is_on_the_page():
     names = set(metrics_port._FAMILIES)
 
     assert set(re.findall(r"gapless_\w+", PAGE.partition("## Metrics")[2].partition("## Options")[0])) == names
+
+
+def test_a_target_is_no_option_of_a_named_sink() -> None:
+    """It stands behind the colon; the message lists what there is."""
+    with pytest.raises(Misconfigured, match="sink 'tensorboard' has no option 'target'; there are: precision"):
+        make_sink("tensorboard", {"target": "x"})

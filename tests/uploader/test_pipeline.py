@@ -416,6 +416,55 @@ def test_what_a_sink_cannot_express_is_refused_by_name_and_the_rest_of_the_row_g
     }
 
 
+@pytest.mark.parametrize("kind", ["file", "tensorboard", "clearml"])
+def test_a_value_that_no_tracker_knows_costs_itself_alone(
+    spool: SpoolDir, turners: Turners, tmp_path: Path, kind: str
+) -> None:
+    """A dict, or a list nested beyond any encoder, in a spool that another program wrote."""
+    deep: list[Any] = []
+    for _ in range(40):
+        deep = [deep]
+    attempt = spool.attempt()
+    attempt.log(0, a=1)
+    attempt.log(1, a=2, odd={"x": {"y": 1}}, deep=deep)
+    attempt.log(2, a=3)
+    attempt.finish()
+    memory = MemorySink()
+    turner = turners(memory, make_sink(kind if kind == "memory" else f"{kind}:{tmp_path / 'out'}"))
+    turner.settle()
+
+    assert {0: {"a": 1}, 1: {"a": 2}, 2: {"a": 3}} == rows_of(memory)
+    assert {} == turner.uploader.failed
+    (run,) = read_status([spool.root], tmp_path / "state").runs
+    assert [2] * len(turner.uploader.sinks) == [sum(sink.refused.values()) for sink in run.sinks]
+    assert [3] * len(turner.uploader.sinks) == [sink.uploaded for sink in run.sinks]
+
+
+def test_a_sink_with_a_bug_shows_in_status_why_nothing_moves(spool: SpoolDir, turners: Turners, tmp_path: Path) -> None:
+    """The reason stays between the tries, and goes when a row went through."""
+    spool.attempt().log(0, a=1)
+    sink = MemorySink()
+    bug = RuntimeError("a bug")
+    sink.failures += [bug] * 2  # type: ignore[list-item]
+    turner = turners(sink)
+    turner.settle()
+
+    def trouble() -> list[str | None]:
+        (run,) = read_status([spool.root], tmp_path / "state").runs
+        return [sink.trouble for sink in run.sinks]
+
+    assert ["RuntimeError: a bug"] == trouble() == list(turner.uploader.failed.values())
+    turner.turn(10.0)
+    turner.settle()
+    assert ["RuntimeError: a bug"] == trouble() == list(turner.uploader.failed.values())
+    turner.turn(100.0)
+    turner.settle()
+
+    assert [None] == trouble()
+    assert {} == turner.uploader.failed
+    assert {0: {"a": 1}} == rows_of(sink)
+
+
 def test_damage_is_kept_counted_and_told_once_for_all_sinks(spool: SpoolDir, turners: Turners, tmp_path: Path) -> None:
     """With segment, offset and reason; the loss is counted by seq."""
     attempt = spool.attempt()

@@ -24,12 +24,12 @@ def adapt(
     refused: list[Refusal] = []
     rewound: int | None = None
     top = acked_top
-    takes_all = can.text and can.tables and can.media and can.non_finite
+    taken = _taken_types(can)
     for operation in operations:
-        if takes_all and type(operation) is Row:
+        if type(operation) is Row:
             step = operation.step
-            # Most operations are rows at a step above all others, and most sinks take them as they are.
-            if step is not None and step > top and Missing not in map(type, operation.values.values()):
+            # Nearly every operation is a row at a step above all others, of types that the sink takes.
+            if step is not None and step > top and taken.issuperset(map(type, operation.values.values())):
                 sent.append(operation)
                 top = step
                 continue
@@ -62,9 +62,6 @@ def _row(row: Row | Amend, can: Capabilities, top: int, refused: list[Refusal]) 
     if row.step is not None and row.step < top and not can.late_steps:
         refused.append(Refusal(row.step, None, "a step below the highest one sent"))
         return None
-    # Nearly every row is of types that the sink takes: one look at the types, none at the values.
-    if set(map(type, row.values.values())) <= _taken_types(can):
-        return row
     unfit = [(key, why) for key, value in row.values.items() if (why := _unfit(value, can)) is not None]
     if not unfit:
         return row

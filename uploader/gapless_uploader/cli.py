@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,8 @@ def replay(paths: tuple[Path, ...], patience: float, dry_run: bool, as_json: boo
     Example: gapless replay ./gapless --to tensorboard:runs
     """
     config = _config(flags)
+    if isnan(patience):
+        raise click.BadParameter("nan is no number of seconds", param_hint="--patience")
     if dry_run:
         _say_plan(list(paths), config, as_json)
         return

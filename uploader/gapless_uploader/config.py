@@ -176,7 +176,9 @@ def load_config(path: Path | None, **flags: Any) -> UploaderConfig:
                 raise Misconfigured(f"{source}: {key} must be a list of texts")
             values[key] = tuple(listed)
     if "state" in values:
-        values["state"] = Path(str(values["state"])).expanduser()
+        if not isinstance(values["state"], str) or not values["state"]:
+            raise Misconfigured(f"{source}: state is {values['state']!r}; it must be a folder's name")
+        values["state"] = Path(values["state"]).expanduser()
     new_id = values.get("new_id", {})
     if not isinstance(new_id, dict) or not all(isinstance(item, str) for item in new_id.values()):
         raise Misconfigured(f"{source}: new_id must be a table of run = id")

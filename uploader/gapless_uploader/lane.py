@@ -131,4 +131,5 @@ class Lane:
                     budget.charge(outcome.num_bytes)
                 return outcome
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a vendor raises stays with this run and sink
-            return Outcome(crashed=f"{type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
+            return Outcome(crashed=why, progress=pipeline.troubled(why))

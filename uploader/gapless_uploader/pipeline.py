@@ -204,6 +204,11 @@ class Pipeline:
             self.saved = {**self.saved, "trouble": trouble}
             outcome.progress = {**(outcome.progress or self._progress()), "trouble": trouble}
 
+    def troubled(self, why: str) -> dict[str, Any]:
+        """The progress as it was saved last, with why it does not move: for a pipeline that is of no use any more."""
+        place = {"project": self.key[0], "run": self.key[1], "sink": f"{self.sink.kind}:{self.sink.target}"}
+        return {"cursor": {}, **self.saved, **place, "trouble": why}
+
     def heartbeat_due(self, now: float) -> bool:
         """Whether the tracker has to hear that the training lives."""
         every = self.sink.capabilities.heartbeat_s

@@ -48,9 +48,10 @@ def make_sink(spec: str, options: dict[str, Any] | None = None) -> Sink:
     made = getattr(import_module(module), name)
     known_options = signature(made).parameters
     takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known_options.values())
+    own = list(known_options)[1:]  # the first is the target, which stands behind `kind:`
     for option in options or {}:
-        if option not in known_options and not takes_all:
-            listed = ", ".join(name for name in list(known_options)[1:]) or "none"
+        if option not in own and not (takes_all and option not in known_options):
+            listed = ", ".join(own) or "none"
             raise Misconfigured(f"sink {kind!r} has no option {option!r}; there are: {listed}")
     try:
         sink: Sink = made(target, **(options or {}))
