@@ -122,14 +122,19 @@ class Run:
         self._put("axis", encode_plain(data, self._report))
 
     def console(self, lines: Iterable[str], stream: str = "stdout") -> None:
-        """Record lines of console output; what looks like a credential is taken out of them."""
+        """Record lines of console output, or one text of them; what looks like a credential is taken out."""
         if not self._open():
+            return
+        try:
+            given = lines.splitlines() if isinstance(lines, str) else [str(line) for line in lines]
+        except Exception:  # noqa: BLE001  # lines are anybody's objects
+            self._report("refused", "console", f"console({told(lines)}) has no lines: not kept")
             return
         batch: list[str] = []
         size = 0
-        for line in [*lines, None]:
+        for line in [*given, None]:
             if line is not None:
-                batch.append(encodable(scrub_text(str(line).rstrip("\n"))))
+                batch.append(encodable(scrub_text(line.rstrip("\n"))))
                 size += 6 * len(batch[-1])
             if batch and (line is None or size > 400_000):
                 self._put("log", encode_plain({"stream": str(stream), "lines": batch}, self._report))

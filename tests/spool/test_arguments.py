@@ -132,3 +132,17 @@ def test_kinds_to_skip_are_named_by_any_collection(tmp_path: Path, skip: Any, ke
     (row,) = only(run.path, "metrics")
     assert kept == list(row.skip_sinks)
     assert refused == run.stats().refused
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept", "refused"),
+    [("abc\ndef\n", ["abc", "def"], 0), (("a", 5), ["a", "5"], 0), (5, [], 1), (None, [], 1)],
+)
+def test_console_takes_lines_or_one_text(tmp_path: Path, lines: Any, kept: list[str], refused: int) -> None:
+    """A text is its lines and not its letters; what has none is counted."""
+    run = gapless.init("p", dir=tmp_path)
+    run.console(lines)
+    run.finish()
+
+    assert kept == [line for record in only(run.path, "log") for line in record.data["lines"]]
+    assert refused == run.stats().refused

@@ -308,6 +308,24 @@ main(sys.argv[1:])
 """
 
 
+def test_nohup_outlives_a_logout(root: Path):
+    """A SIGHUP that was ignored when it began stays ignored; SIGTERM ends it."""
+    command_line = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *command("watch", root, "--json", *where(root))]
+    child = subprocess.Popen(command_line, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert child.stdout is not None
+    while "uploaded" not in child.stdout.readline():
+        pass
+    child.send_signal(signal.SIGHUP)
+    MadeRun(root, "r-4").rows(0, 3)
+    while "r-4" not in child.stdout.readline():
+        pass
+    child.send_signal(signal.SIGTERM)
+    told = lines_of(child.communicate()[0])
+
+    assert child.returncode == 0
+    assert [line["signal"] for line in told if line["event"] == "stopping"] == ["SIGTERM"]
+
+
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_hanging_sink_does_not_keep_it(root: Path, signals: int):
     """With a sink call that never returns, a signal ends `watch` within 10 s, and a second one at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from gapless_schemas import seal
 from gapless_uploader.operations import Amend, Rewind, Row
 from gapless_uploader.replay import MergedRun, merged_run
 from gapless_uploader.sinks.memory import MemorySink
 from gapless_uploader.spool import Spool
+from gapless_uploader.status import read_status
 from tests.uploader.harness import T0, SpoolDir, Turner, rows_of
 
 
@@ -64,6 +67,46 @@ def test_a_row_that_outlives_a_newer_attempt_is_known_by_its_own_time(tmp_path: 
     turner.uploader.stop()
 
     assert {0: {"a": 1}, 7: {"side_by_side": 1}} == rows_of(turner.memory) == values(merged(spool))
+
+
+def test_a_row_has_the_time_of_its_last_record_whoever_wrote_it(tmp_path: Path, spool: SpoolDir) -> None:
+    """An evaluation of an old step, hours later, is not dated when the training was there."""
+    turner = Turner(spool.root, tmp_path / "state")
+    spool.attempt().log(1, t=T0 + 100, loss=1)
+    turner.settle()
+    spool.attempt(writer="eval").log(1, t=T0 + 9000, accuracy=2)
+    turner.settle()
+    turner.uploader.stop()
+
+    assert T0 + 9000 == merged(spool).rows[1].t
+    times = turner.memory.runs["proj/run"].times
+    assert {(1, "loss"): T0 + 100, (1, "accuracy"): T0 + 9000} == times
+
+
+def test_a_value_that_another_writer_hides_is_counted(tmp_path: Path, spool: SpoolDir) -> None:
+    """On equal keys `main` wins, and status says that a record was replaced."""
+    spool.attempt().log(1, t=T0 + 100, loss=1)
+    spool.attempt(writer="eval").log(1, t=T0 + 200, loss=5)
+    turner = Turner(spool.root, tmp_path / "state")
+    turner.settle()
+    turner.uploader.stop()
+
+    assert {1: {"loss": 1}} == rows_of(turner.memory)
+    assert [1] == [sink.superseded for run in read_status([spool.root], tmp_path / "state").runs for sink in run.sinks]
+
+
+def test_json_with_spaces_is_merged_like_any(tmp_path: Path, spool: SpoolDir) -> None:
+    """Another program's JSON: the format asks for strict JSON and for where the crc stands, and for no more."""
+    attempt = spool.attempt()
+    for at, (step, values) in enumerate([(1, {"a": 1}), (2, {"a": 2}), (1, {"b": 3})], 1):
+        body = {"seq": at, "t": T0 + at, "mono": 1.0, "kind": "metrics", "step": step, "data": values}
+        attempt.raw(seal(json.dumps(body, separators=(" , ", " : ")).encode()))
+        attempt.seq = at
+    turner = Turner(spool.root, tmp_path / "state")
+    turner.settle()
+    turner.uploader.stop()
+
+    assert {1: {"a": 1, "b": 3}, 2: {"a": 2}} == rows_of(turner.memory)
 
 
 def test_a_lower_step_inside_an_attempt_is_a_late_record_never_a_rewind(spool: SpoolDir) -> None:

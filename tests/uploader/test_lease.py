@@ -256,6 +256,45 @@ def test_a_paused_holder_sends_nothing_more(tmp_path: Path, monkeypatch: pytest.
     assert orjson.loads((uploader.state.folder / "lease.json").read_bytes())["owner"] == "the next one"
 
 
+@pytest.mark.parametrize(("first", "second"), [("", "grpo"), ("grpo", ""), ("grpo", "grpo/r-1"), ("", "")])
+def test_paths_that_share_runs_are_held_by_one(tmp_path: Path, first: str, second: str):
+    """A root, and a project or a run in it: both would append to the same targets."""
+    MadeRun(tmp_path / "spool").rows(0, 3)
+    one = Uploader([tmp_path / "spool" / first], [MemorySink()], tmp_path / "state", executor=Inline())
+    one.start()
+    other = Uploader([tmp_path / "spool" / second], [MemorySink()], tmp_path / "state", executor=Inline())
+    with pytest.raises(Held, match=f"pid {os.getpid()} .*stop it first"):
+        other.start()
+    one.turn(time.monotonic())
+    one.stop()
+    again = Uploader([tmp_path / "spool" / second], [MemorySink()], tmp_path / "state", executor=Inline())
+    again.start()
+    again.stop()
+
+
+def test_paths_apart_are_held_apart(tmp_path: Path):
+    """Two spools side by side, of names that begin alike, and one state."""
+    made = []
+    for name in ("spool", "spool-2"):
+        MadeRun(tmp_path / name).rows(0, 1)
+        made.append(Uploader([tmp_path / name], [MemorySink()], tmp_path / "state", executor=Inline()))
+        made[-1].start()
+    for uploader in made:
+        uploader.stop()
+
+
+@pytest.mark.parametrize("host", [socket.gethostname(), "login-2"])
+def test_a_dead_holder_of_paths_that_share_runs_is_passed(tmp_path: Path, host: str):
+    """Its lock is free; of another host its record is watched first."""
+    record(tmp_path / "state" / "other", host=host, pid=os.getpid(), boot_id=boot_id(), paths=[str(tmp_path / "spool")])
+    sleeps = Sleeps()
+    lease = Lease(tmp_path / "state" / "mine", paths=[tmp_path / "spool" / "grpo"])
+    lease.acquire(sleeps)
+    lease.release()
+
+    assert sleeps.seconds == (0.0 if host == socket.gethostname() else STALE_S)
+
+
 def test_a_full_disk_does_not_end_the_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A heartbeat that cannot be written is tried again at the next turn; it is no reason to end."""
     lease = Lease(tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +207,26 @@ def test_a_damaged_snapshot_is_told_and_not_used(tmp_path: Path) -> None:
 
     assert again.load_snapshot(key) is None
     assert 1 == len(problems)
+
+
+def test_a_disk_that_fills_while_the_journal_is_compacted_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entries are committed when there is room again, nothing is left lying about, and what was there stays."""
+    state = opened(tmp_path)
+    state.commit([entry("a", offset=1)])
+
+    def full(fd: int, data: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space"):
+                state.commit([entry("b", offset=2)])
+    assert [path.name for path in state.folder.iterdir()] == ["journal.jsonl"]
+    state.commit([entry("b", offset=2)])
+    state.close()
+    again, _ = loaded(tmp_path)
+
+    assert {"a": 1, "b": 2} == {key[1]: found["offset"] for key, found in again.progress.items()}

@@ -101,7 +101,7 @@ class History:
         self.operations: list[Operation] = []
         """Made since somebody last took them."""
         self.superseded = 0
-        """Records that a newer attempt replaced before they were sent."""
+        """Records that a newer attempt, or on equal keys another writer, replaced before they were sent."""
         self.rows = 0
         """Records that belong to a row, so far."""
         self.last_step: int | None = None
@@ -306,6 +306,8 @@ class History:
             before = held.values if held else {}
             after, t, runtime = merged.values, merged.t, merged.runtime
             alone = False
+            # A newer attempt or `main` has said something else of these keys.
+            self.superseded += any(not same(after[key], value) for key, value in values.items())
         changed = tuple(key for key in after if key not in before or not same(before[key], after[key]))
         if not changed:
             return

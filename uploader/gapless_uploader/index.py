@@ -6,9 +6,10 @@ for the step's bytes. A few blocks stay cached, since late records come in runs.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from gapless_schemas import Damaged, Record, decode
@@ -137,8 +138,8 @@ CACHE = _Cache(_CACHED_BLOCKS)
 
 
 def _search(data: bytes, step: int) -> Iterator[Record]:
-    pattern = b'"step":%d,' % step
-    at = data.find(pattern)
+    find = _finder(data, step)
+    at = find(0)
     while at >= 0:
         begin = data.rfind(b"\n", 0, at) + 1
         end = data.find(b"\n", at)
@@ -146,7 +147,22 @@ def _search(data: bytes, step: int) -> Iterator[Record]:
         for record in _records_of(data[begin:end]):
             if record.step == step:
                 yield record
-        at = data.find(pattern, end)
+        at = find(end)
+
+
+def _finder(data: bytes, step: int) -> Callable[[int], int]:
+    """Where a record of `step` may stand from a position on; -1 for nowhere."""
+    first = data.find(b'"step"')
+    if data[first + 6 : first + 7] == b":" and data[first + 7 : first + 8].isdigit():
+        plain = b'"step":%d,' % step
+        return lambda at: data.find(plain, at)
+    spaced = re.compile(rb'"step"\s*:\s*%d\s*,' % step)  # JSON that another program wrote
+
+    def find(at: int) -> int:
+        found = spaced.search(data, at)
+        return found.start() if found else -1
+
+    return find
 
 
 def _records_of(line: bytes) -> Iterator[Record]:

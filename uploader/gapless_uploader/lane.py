@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 
 from gapless_uploader.agenda import Agenda
 from gapless_uploader.budget import Budget
+from gapless_uploader.lease import Held
 from gapless_uploader.pipeline import Files, Outcome, Pipeline
 from gapless_uploader.sink import Sink
 from gapless_uploader.spool import RunKey
@@ -130,6 +131,8 @@ class Lane:
                 if not self._meters_itself:
                     budget.charge(outcome.num_bytes)
                 return outcome
+        except Held as error:  # the state is somebody else's now: nothing more is put into it
+            return Outcome(crashed=str(error))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a vendor raises stays with this run and sink
             why = f"{type(error).__name__}: {error}"
             return Outcome(crashed=why, progress=pipeline.troubled(why))

@@ -4,6 +4,9 @@ The record tells a second uploader who holds the spool. A lock decides between p
 between hosts, and where the file system has no locks. It is taken over when its holder is a dead process of this host,
 or when it has not changed for `STALE_S` of the watcher's own clock, so clocks that differ do no harm. A holder that was
 paused looks at the record before its next request.
+
+Each set of paths has a folder of its own, and so a lease. Paths that overlap (a root, and a run in it) share runs and
+their progress: whoever comes second there is refused as well.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -48,6 +51,7 @@ class _Holder:
     pid: int
     boot_id: str
     beat: int
+    paths: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host}"
@@ -56,11 +60,17 @@ class _Holder:
 class Lease:
     """The right to upload one spool with one state folder. Not thread safe, but for `check`."""
 
-    def __init__(self, folder: Path, tell: Callable[[str], None] = lambda text: None) -> None:  # noqa: ARG005
-        """`tell` hears why `acquire` takes its time."""
+    def __init__(
+        self,
+        folder: Path,
+        tell: Callable[[str], None] = lambda text: None,  # noqa: ARG005
+        paths: Sequence[Path] = (),
+    ) -> None:
+        """`tell` hears why `acquire` takes its time; `paths` are what is uploaded, each a real path."""
         self._path = folder / "lease.json"
         self._lock = FileLock(folder / "lock", timeout=0, thread_local=False)
         self._tell = tell
+        self._paths = tuple(paths)
         self._owner = uuid.uuid4().hex
         self._beat = 0
         self._beaten = -math.inf
@@ -86,8 +96,13 @@ class Lease:
             self._tell(f"locks: the file system of {self._path.parent} {why}; the lease record alone decides")
         # The lock proves that no process of this host is there; of other hosts it says nothing for sure.
         if holder is not None and not (locked and is_alive(holder.host, holder.pid, holder.boot_id) is not None):
-            self._wait_for_stale(holder, sleep)
+            self._wait_for_stale(self._path, holder, sleep)
         self._write()
+        try:
+            self._refuse_overlaps(sleep)
+        except BaseException:
+            self.release()
+            raise
 
     def keep(self, now: float) -> None:
         """Beat when it is time, and raise `Held` when somebody else took the lease over."""
@@ -137,7 +152,30 @@ class Lease:
             return False, None
         return error is None, error
 
-    def _wait_for_stale(self, holder: _Holder, sleep: Callable[[float], None]) -> None:
+    def _refuse_overlaps(self, sleep: Callable[[float], None]) -> None:
+        """Raise `Held` while an uploader of the same state works on paths that share a run with these.
+
+        Called with the own record written, so of two that begin at once at least one sees the other.
+        """
+        for path in sorted(self._path.parent.parent.glob("*/lease.json")) if self._paths else ():
+            holder = _read(path)
+            if path == self._path or holder is None or not self._overlaps(holder):
+                continue
+            is_locked = _is_locked(path.parent / "lock")
+            if is_locked is False and is_alive(holder.host, holder.pid, holder.boot_id) is not None:
+                continue  # of this host, and its lock is free: it died
+            if not is_locked:
+                self._wait_for_stale(path, holder, sleep)
+                continue
+            raise Held(
+                f"{holder} uploads {', '.join(holder.paths)} already, which shares runs with this: stop it first"
+            )
+
+    def _overlaps(self, holder: _Holder) -> bool:
+        theirs = [Path(path) for path in holder.paths]
+        return any(a == b or a in b.parents or b in a.parents for a in self._paths for b in theirs)
+
+    def _wait_for_stale(self, path: Path, holder: _Holder, sleep: Callable[[float], None]) -> None:
         """Return once the record's holder is surely gone; raise `Held` as soon as it beats."""
         if _is_dead(holder):
             return
@@ -146,24 +184,14 @@ class Lease:
         while waited < STALE_S:
             sleep(1.0)
             waited += 1.0
-            seen = self._read()
+            seen = _read(path)
             if seen is None or _is_dead(seen):
                 return
             if seen != holder:
                 raise Held(_held_by(seen))
 
     def _read(self) -> _Holder | None:
-        try:
-            fields = orjson.loads(self._path.read_bytes())
-            return _Holder(
-                str(fields["owner"]),
-                str(fields["host"]),
-                int(fields["pid"]),
-                str(fields["boot_id"]),
-                int(fields["beat"]),
-            )
-        except (OSError, ValueError, LookupError, TypeError):
-            return None
+        return _read(self._path)
 
     def _write(self) -> None:
         self._beat += 1
@@ -173,6 +201,7 @@ class Lease:
             "pid": os.getpid(),
             "boot_id": boot_id(),
             "beat": self._beat,
+            "paths": [str(path).encode("utf-8", "surrogateescape").decode("utf-8", "replace") for path in self._paths],
         }
         replace_file(self._path, orjson.dumps(record))
 
@@ -199,6 +228,42 @@ def is_alive(host: str, pid: int, boot: str) -> bool | None:
     except PermissionError:
         return True
     return True
+
+
+def _read(path: Path) -> _Holder | None:
+    """The holder that a record names; None where there is no sound record."""
+    try:
+        fields = orjson.loads(path.read_bytes())
+        return _Holder(
+            str(fields["owner"]),
+            str(fields["host"]),
+            int(fields["pid"]),
+            str(fields["boot_id"]),
+            int(fields["beat"]),
+            tuple(str(path) for path in fields.get("paths", ())),
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _is_locked(path: Path) -> bool | None:
+    """Whether a process holds the lock; None where that cannot be known."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    else:
+        return False
+    finally:
+        os.close(fd)
 
 
 def _probe(path: Path) -> None:

@@ -63,7 +63,10 @@ def _cut(header: Header, first_step: int | None) -> int:
 
 
 def merge_row(parts: Iterable[tuple[Header, int, float, float, Mapping[str, Value]]]) -> _Merged | None:
-    """One step's row from its surviving records: (header, seq, t, runtime, values) each. None when there are none."""
+    """One step's row from its surviving records: (header, seq, t, runtime, values) each. None when there are none.
+
+    Its time is its last record's: of a writer the newest attempt's last, of writers side by side the latest.
+    """
     ordered = sorted(parts, key=lambda part: (attempt_order(part[0]), part[1]))
     writers: dict[str, _Merged] = {}
     for header, _, t, runtime, values in ordered:
@@ -77,7 +80,8 @@ def merge_row(parts: Iterable[tuple[Header, int, float, float, Mapping[str, Valu
             merged = row
         else:
             merged.values.update(row.values)
-            merged.t, merged.runtime = row.t, row.runtime
+            if row.t >= merged.t:
+                merged.t, merged.runtime = row.t, row.runtime
     return merged
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ class State:
         self._parent = folder
         self._journal = self.folder / "journal.jsonl"
         self._fd: int | None = None
+        self._is_open = False
         self._size = 0
         self._live_size = 0
         self._torn = False
@@ -87,10 +89,11 @@ class State:
         """Begin to write: compact what was loaded into a fresh journal. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._compact()
+        self._is_open = True
 
     def commit(self, entries: Iterable[dict[str, Any]]) -> None:
         """Make these progress entries durable, all with one sync. Raises OSError; then they are not durable."""
-        if self._fd is None:
+        if not self._is_open:
             raise RuntimeError("the state is not open")
         lines = []
         for entry in entries:
@@ -100,7 +103,7 @@ class State:
             lines.append(self.progress.line(key))
         if not lines:
             return
-        if self._torn or self._size > max(_COMPACT_BYTES, 4 * self._live_size):
+        if self._fd is None or self._torn or self._size > max(_COMPACT_BYTES, 4 * self._live_size):
             self._compact()
             return
         data = b"".join(lines)
@@ -114,9 +117,8 @@ class State:
 
     def close(self) -> None:
         """Let go of the journal."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        self._is_open = False
+        self._let_go()
 
     def save_snapshot(self, key: Key, snapshot: dict[str, Any]) -> None:
         """Replace the snapshot of a history. Raises OSError."""
@@ -174,10 +176,15 @@ class State:
                 self._problem(str(journal), str(error))
             self._problem(str(journal), f"{damaged} damaged lines; a copy is {kept.name}; their rows are offered again")
 
+    def _let_go(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
     def _compact(self) -> None:
-        self.close()
         data = b"".join(map(self.progress.line, self.progress))
         replace_file(self._journal, data)
+        self._let_go()
         self._fd = os.open(self._journal, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._size = self._live_size = len(data)
         self._torn = False
@@ -201,17 +208,22 @@ def _dumps(value: dict[str, Any]) -> bytes:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write beside, sync, rename, sync the folder: the file is the old one or the new one."""
+    """Write beside, sync, rename, sync the folder: the file is the old one or the new one. Raises OSError."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.new")
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    beside.replace(path)
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()  # a disk that is full is not to stay full of it
+        raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

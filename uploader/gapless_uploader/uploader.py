@@ -101,7 +101,7 @@ class Uploader:
         by_wish = list(offered)
         self.sinks = {f"{sink.kind}:{sink.target}": sink for sink in [*sinks, *by_wish]}
         self.state = State(state_folder, self.spool.paths, lambda path, why: listener(events.StateProblem(path, why)))
-        self.lease = Lease(self.state.folder, lambda why: listener(events.LeaseSlow(why)))
+        self.lease = Lease(self.state.folder, lambda why: listener(events.LeaseSlow(why)), self.spool.paths)
         self.ledger = Ledger(self.state, listener)
         self._listen = listener
         self._jitter = jitter

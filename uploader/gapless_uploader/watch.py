@@ -32,11 +32,17 @@ class Stop:
 
     @contextmanager
     def listening(self, wake: Wake) -> Iterator[None]:
-        """SIGTERM, SIGINT and SIGHUP set the flag while inside; the handlers before are put back."""
+        """SIGTERM, SIGINT and SIGHUP set the flag while inside; the handlers before are put back.
+
+        One that is ignored stays so: `nohup` means that a logout is not to end it.
+        """
         self._wake = wake
-        before = {
-            number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        }
+        numbers = [
+            number
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        ]
+        before = {number: signal.signal(number, self._handle) for number in numbers}
         try:
             yield
         finally:
