@@ -76,6 +76,7 @@ class Attempt:
         t: float | None = None,
         marks: Any = None,
         skip_sinks: list[str] | None = None,
+        mono: float | None = None,
     ) -> bytes:
         """The next record's line, not written yet."""
         self.seq += 1
@@ -83,7 +84,7 @@ class Attempt:
         made = encode_record(
             self.seq,
             when,
-            float(self.seq),
+            max(0.0, when - self.created) if mono is None else mono,
             kind,
             step,
             orjson.dumps(data),

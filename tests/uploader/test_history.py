@@ -54,11 +54,12 @@ def test_records_of_one_step_merge_into_one_row_by_key_in_seq_order(spool: Spool
     assert T0 + 5 == run.rows[1].t
 
 
-def test_a_row_that_outlives_a_newer_attempt_is_known_by_its_own_time(tmp_path: Path, spool: SpoolDir) -> None:
-    """A clock steps back between two rows of one reading: what was logged beside the newer attempt stays."""
+def test_what_a_restart_takes_back_is_known_by_when_it_was_logged(tmp_path: Path, spool: SpoolDir) -> None:
+    """A row's own time is its caller's: that of an event, or of another zone. It decides nothing."""
     older = spool.attempt()
-    older.log(7, t=T0 + 2000, side_by_side=1)
-    older.log(8, t=T0 + 1, superseded=1)
+    older.append("metrics", {"superseded": 1}, 6, t=T0 + 7200, mono=5.0)
+    older.append("metrics", {"side_by_side": 1}, 7, t=T0 - 7200, mono=2000.0)
+    older.append("metrics", {"superseded": 1}, 8, t=T0 + 7200, mono=6.0)
     turner = Turner(spool.root, tmp_path / "state")
     turner.settle()
     newer = spool.attempt(number=2, created=T0 + 1000, resume_step=0)

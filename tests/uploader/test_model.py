@@ -26,18 +26,18 @@ from hypothesis.stateful import (
 
 from gapless_uploader.sink import Retryable
 from gapless_uploader.sinks.memory import MemorySink
-from tests.uploader.harness import Attempt, SpoolDir, Turner, rows_of
+from tests.uploader.harness import T0, Attempt, SpoolDir, Turner, rows_of
 
 WRITERS = ("main", "eval")
 
 
 Logged = tuple[int, dict[str, Any], float]
-"""Step, values and time of one record."""
+"""Step, values and time of the call of one record."""
 
 
-def survives(step: int, t: float, newer: Attempt, first: list[Logged]) -> bool:
+def survives(step: int, at: float, newer: Attempt, first: list[Logged]) -> bool:
     """Whether a row outlives a newer attempt whose first metrics record is `first`, straight from the contract."""
-    if newer.resume_step is False or t > newer.created:
+    if newer.resume_step is False or at > newer.created:
         return True
     if newer.resume_step is not None:
         return step < newer.resume_step
@@ -50,8 +50,8 @@ def model(attempts: list[Attempt], records: dict[str, list[Logged]]) -> dict[int
     for writer in reversed(WRITERS):
         mine = sorted((a for a in attempts if a.writer == writer), key=lambda a: (a.number, a.created, a.attempt_id))
         for at, attempt in enumerate(mine):
-            for step, values, t in records[attempt.attempt_id]:
-                if all(survives(step, t, newer, records[newer.attempt_id]) for newer in mine[at + 1 :]):
+            for step, values, called in records[attempt.attempt_id]:
+                if all(survives(step, called, newer, records[newer.attempt_id]) for newer in mine[at + 1 :]):
                     merged.setdefault(step, {}).update(values)
     return merged
 
@@ -99,10 +99,12 @@ class SpoolLife(RuleBasedStateMachine):
             return None
         return mine[-1]
 
-    def made(self, attempt: Attempt, step: int, key: str, t: float | None = None) -> tuple[bytes, Logged]:
+    def made(self, attempt: Attempt, step: int, key: str, mono: float | None = None) -> tuple[bytes, Logged]:
         self.value += 1
-        record = (step, {key: self.value}, attempt.created + attempt.seq + 1 if t is None else t)
-        return attempt.line("metrics", record[1], step, record[2]), record
+        mono = float(attempt.seq + 1) if mono is None else mono
+        record = (step, {key: self.value}, attempt.created + mono)
+        # The row's own time is its caller's, and decides nothing.
+        return attempt.line("metrics", record[1], step, T0 + 7919 * self.value % 100_003, mono=mono), record
 
     @rule(
         writer=st.sampled_from(WRITERS),
@@ -132,8 +134,8 @@ class SpoolLife(RuleBasedStateMachine):
         if attempt.attempt_id in self.dead or (self.torn is not None and self.torn[0] is attempt):
             return
         for step in steps:
-            t = max(a.created for a in self.attempts) + 5000 if late else None
-            line, record = self.made(attempt, step, key, t)
+            mono = max(a.created for a in self.attempts) + 5000 - attempt.created if late else None
+            line, record = self.made(attempt, step, key, mono)
             attempt.raw(line)
             self.records[attempt.attempt_id].append(record)
 

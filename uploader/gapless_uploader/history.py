@@ -78,7 +78,7 @@ class _Attempt:
         self.newer: tuple[Cut, ...] = ()
         """What newer attempts of its writer leave of it."""
         self.limit = NO_LIMIT
-        """The lowest of their cuts: up to it every row survives, whatever its time."""
+        """The lowest of their cuts: up to it every row survives, whenever it was logged."""
         self.obeyed: tuple[Cut, ...] = ()
         """The cuts that `steps` was brought in line with."""
         self.base = 0.0
@@ -88,6 +88,10 @@ class _Attempt:
         self.finished: str | None = None
         self.exit_code: int | None = None
         self.index = SparseIndex()
+
+    def logged_at(self, record: Record) -> float:
+        """When `log` was called, unix seconds; a row's `t` may be any time that its caller gave."""
+        return self.header.created + record.mono
 
 
 class History:
@@ -165,9 +169,9 @@ class History:
                 self._meta(attempt, record)
         self._fold_newest()
         if taken.records:
-            # Not the last record's: a clock may step back, and a row's time decides what a newer attempt takes back.
-            attempt.last_t = max(attempt.last_t, max(map(_t_of, taken.records)))
-            attempt.mono = max(attempt.mono, taken.records[-1].mono)
+            last = taken.records[-1]
+            attempt.last_t = max(attempt.last_t, last.t)
+            attempt.mono = max(attempt.mono, max(map(_mono_of, taken.records)))
             self.view.runtime = self._runtime()
             self._state()
 
@@ -261,7 +265,7 @@ class History:
         if attempt.first_step is None and record.kind == "metrics":
             attempt.first_step = step
             self._relimit()
-        if step > attempt.limit and not survives(step, record.t, attempt.newer):
+        if step > attempt.limit and not survives(step, attempt.logged_at(record), attempt.newer):
             self.superseded += 1
             return
         if not values:
@@ -335,7 +339,7 @@ class History:
                 if record.seq in done or record.seq not in attempt.seen:
                     continue
                 done.add(record.seq)
-                if step > attempt.limit and not survives(step, record.t, attempt.newer):
+                if step > attempt.limit and not survives(step, attempt.logged_at(record), attempt.newer):
                     continue
                 values = self._values_of(record, self._paths[attempt_id])
                 if values:
@@ -402,7 +406,7 @@ class History:
         attempt.obeyed = attempt.newer
         if attempt.steps.last <= attempt.limit:
             return None
-        if all(attempt.last_t <= began for _, began in attempt.newer):
+        if all(attempt.header.created + attempt.mono <= began for _, began in attempt.newer):
             return attempt.steps.drop_above(attempt.limit)
         # It went on beside a newer one: only its records tell which of its rows are older.
         kept: set[int] = set()
@@ -411,7 +415,7 @@ class History:
         for record in attempt.index.records_above(attempt.limit, paths):
             step = record.step
             if step is not None and record.seq in attempt.seen and self._values_of(record, paths):
-                (kept if survives(step, record.t, attempt.newer) else lost).add(step)
+                (kept if survives(step, attempt.logged_at(record), attempt.newer) else lost).add(step)
         attempt.steps.drop_above(attempt.limit)
         for step in sorted(kept):
             attempt.steps.add(step)
@@ -430,7 +434,7 @@ class History:
                     step = record.step
                     if step is None or not step < below or record.seq not in attempt.seen:
                         continue
-                    if step > attempt.limit and not survives(step, record.t, attempt.newer):
+                    if step > attempt.limit and not survives(step, attempt.logged_at(record), attempt.newer):
                         continue
                     found = self._values_of(record, paths)
                     self._summarise(step, {key: found[key] for key in keys & found.keys()}, older=True)
@@ -584,7 +588,7 @@ class History:
             self.operations.append(State(state, exit_code, newest.last_t, view.runtime))
 
 
-_t_of = attrgetter("t")
+_mono_of = attrgetter("mono")
 
 _VIEW_FIELDS = (
     "created", "host", "name", "group", "job_type", "tags", "notes", "entity", "sinks", "config", "system", "axes",

@@ -45,12 +45,14 @@ def cuts(attempts: Sequence[Header], first_steps: Mapping[str, int | None]) -> d
     return found
 
 
-def survives(step: int, t: float, newer: tuple[Cut, ...]) -> bool:
+def survives(step: int, logged_at: float, newer: tuple[Cut, ...]) -> bool:
     """Whether a record outlives the newer attempts: it is below their cut, or was logged when they had begun already.
+
+    `logged_at`: unix seconds of the call, by the attempt's beginning and its monotonic clock.
 
     The latter is no restart: two processes that both believe to be the writer run side by side, and neither loses rows.
     """
-    return all(step <= cut or t > began for cut, began in newer)
+    return all(step <= cut or logged_at > began for cut, began in newer)
 
 
 def _cut(header: Header, first_step: int | None) -> int:
