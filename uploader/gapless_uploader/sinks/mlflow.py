@@ -60,6 +60,7 @@ _MAX_TEXT = 5_000
 """Of a tag's or parameter's value, in the oldest supported server."""
 _STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "crashed": "FAILED"}
 _ID = "gapless.id"
+_SQLITE = "sqlite:///"
 
 
 class MlflowSink:
@@ -96,6 +97,8 @@ class MlflowSink:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(max(1, round(self._timeout_s))))
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         mlflow = need("mlflow", "mlflow")
+        if memo:
+            _check_place(self.target or mlflow.get_tracking_uri())
         try:
             client = mlflow.MlflowClient(self.target or mlflow.get_tracking_uri())
         except mlflow.exceptions.MlflowException as error:
@@ -128,6 +131,7 @@ class MlflowSession:
         tags: dict[str, str] = {}
         config: dict[str, Any] | None = None
         state: State | None = None
+        _check_place(self._client.tracking_uri)
         with self._translated():
             for operation in batch.operations:
                 match operation:
@@ -412,7 +416,13 @@ def _rest_number(value: float) -> float | str:
     return "NaN" if value != value else value
 
 
+def _check_place(uri: str) -> None:
+    """MLflow makes a new database where it finds none, which would hide the one that was only moved away."""
+    path = Path(uri.removeprefix(_SQLITE).partition("?")[0])
+    if uri.startswith(_SQLITE) and not path.is_file():
+        raise Parked(f"{path} lacks what was acknowledged; put it back, or choose another database")
+
+
 def _beside_database(uri: str) -> str:
     """Where the artifacts of a local database go; empty for a server, which has its own place."""
-    prefix = "sqlite:///"
-    return str(Path(uri[len(prefix) :]).resolve().parent / "mlartifacts") if uri.startswith(prefix) else ""
+    return str(Path(uri[len(_SQLITE) :]).resolve().parent / "mlartifacts") if uri.startswith(_SQLITE) else ""
