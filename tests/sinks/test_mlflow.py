@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
@@ -25,6 +25,7 @@ from gapless_uploader.sinks._mlflow_names import TAG, Names, allowed, params_of
 from gapless_uploader.sinks.mlflow import MlflowSink
 from tests.sinks.harness import T0, Point, amend, batch, row, view, write
 from tests.sinks.harness_mlflow import Harness, empty_database, mlflow
+from tests.sinks.outage import World, play_outage
 from tests.sinks.proxy import Fault, FaultProxy
 
 RUN = view(config={"lr": 0.1, "layers": [1, 2]})
@@ -92,6 +93,12 @@ class Served(Harness):
         return json.loads(Path(mlflow.artifacts.download_artifacts(
             run_id=held.run_id, artifact_path=path, tracking_uri=self.uri, dst_path=str(self.folder)
         )).read_text())  # fmt: skip
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        self.proxy.down()
+        yield
+        self.proxy.up()
 
     def close(self) -> None:
         self.proxy.close()
@@ -304,3 +311,26 @@ def test_params_are_flattened_as_verl_does() -> None:
         "f_at_g": "y",
         "empty": "{}",
     }
+
+
+def test_an_hour_without_the_server_costs_nothing(served: Served, tmp_path: Path) -> None:
+    """A real server that nobody reaches for an hour has every row afterwards, once."""
+    (tmp_path / "uploader").mkdir()
+    world = World(tmp_path / "uploader", served)
+    play_outage(world)
+    world.turner.uploader.stop()
+
+
+def test_a_database_that_was_moved_away_is_not_made_anew(tmp_path: Path) -> None:
+    """MLflow would begin an empty database in its place; the run waits until the one that was there is back."""
+    harness = Harness(tmp_path)
+    memo = write(harness.sink(), RUN, {}, row(0)).memo
+    session = harness.sink().open(RUN, memo)
+    with harness.outage():
+        with pytest.raises(Parked, match=r"mlflow\.db lacks what was acknowledged; put it back"):
+            session.write(batch(RUN, row(1)))
+        with pytest.raises(Parked, match=r"mlflow\.db lacks what was acknowledged; put it back"):
+            harness.sink().open(RUN, memo)
+    session.write(batch(RUN, row(1)))
+
+    assert harness.expect([row(0), row(1)]) == harness.actual(RUN)
