@@ -42,9 +42,14 @@ class Harness(LatestHarness):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._sink = PrometheusSink(f"127.0.0.1:{free_port()}")
+        self._sink = PrometheusSink("127.0.0.1:0")
 
     def sink(self) -> PrometheusSink:
+        return self._sink
+
+    def uploading(self) -> PrometheusSink:
+        """At a port that somebody else can take."""
+        self._sink = PrometheusSink(f"127.0.0.1:{free_port()}")
         return self._sink
 
     @contextmanager

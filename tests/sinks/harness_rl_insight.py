@@ -92,9 +92,9 @@ class RlInsightServer:
         self._conf = load_server_config_file()
         OmegaConf.update(self._conf, "server.data_dir", str(targets().parent.parent))
         OmegaConf.update(self._conf, "server.runtime_dir", str(targets().parent.parent / "runtime"))
-        self._port = free_port()
-        self.url = f"http://127.0.0.1:{self._port}"
+        self._port = 0
         self.up()
+        self.url = f"http://127.0.0.1:{self._port}"
 
     def up(self) -> None:
         """Listen; after `down` with what it knew."""
@@ -112,6 +112,7 @@ class RlInsightServer:
     def _serve(self, app: Any) -> None:
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
         listening = socket.create_server(("127.0.0.1", self._port))
+        self._port = listening.getsockname()[1]
         self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True)
         self._thread.start()
 

@@ -112,8 +112,7 @@ def play_outage(world: World) -> None:
         world.pass_time(HOUR_S / 2, training)
         tries = world.told(SinkFailed, RunParked)
 
-        assert tries
-        assert len(tries) <= HOUR_S / BACKOFF_CAP_S + 2 * FIRST_TRIES
+        assert HOUR_S / 2 / PARKED_S - 1 <= len(tries) <= HOUR_S / BACKOFF_CAP_S + 2 * FIRST_TRIES
         assert [place for place in world.turner.uploader.failed if place[1] == world.sink]
     world.pass_time(PARKED_S + 60, training)
 

@@ -66,14 +66,14 @@ class FaultProxy:
             def handle_error(self, *_: object) -> None:
                 """A connection that was cut on purpose."""
 
-        self._make, self._port = lambda: Server(("127.0.0.1", self._port), Handler), 0
+        self._kind, self._handler, self._port = Server, Handler, 0
         self.up()
         self.url = f"http://127.0.0.1:{self._port}"
 
     def up(self) -> None:
         """Listen; after `down` at the same port."""
         self._is_up = True
-        self._server = self._make()
+        self._server = self._kind(("127.0.0.1", self._port), self._handler)
         self._port = self._server.server_address[1]
         self._thread = Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()

@@ -1,6 +1,7 @@
 """The sink that ships the spool itself."""
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,12 @@ def test_a_pipe_at_the_target_parks_the_run(spool: Spool, tmp_path: Path) -> Non
     write(SpoolSink(str(tmp_path / "copy")), spool.view, {}, row(0))
 
     assert spool.bytes() == copy_of(tmp_path / "copy")
+
+
+def test_without_fsspec_the_line_that_installs_it_is_said(
+    spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package is missing: opening says `pip install 'gapless[spool]'`."""
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(Misconfigured, match=r"pip install 'gapless\[spool\]'"):
+        SpoolSink(str(tmp_path / "copy")).open(spool.view, {})
