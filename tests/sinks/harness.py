@@ -47,6 +47,8 @@ class SinkHarness:
     """False for a tracker that shows the last value of a key and nothing else."""
     never_away: str | None = None
     """Why nothing can put this tracker out of reach or make it refuse; None where something can."""
+    open_sessions_notice = True
+    """False where a session that is open needs nothing from outside, so that an outage shows at the next start."""
     refusal_is_for_all = False
     """A refusal concerns every run of the sink, not one."""
     way_out = ""

@@ -20,6 +20,7 @@ class LatestHarness(SinkHarness):
     """A tracker that shows the last value of a key and no step."""
 
     keeps_history = False
+    open_sessions_notice = False
 
     def expect(self, rows: Iterable[Row]) -> list[Point]:
         last: dict[str, Point] = {}

@@ -107,6 +107,11 @@ def play_outage(world: World) -> None:
     world.turner.settle()
     world.forget()
     with world.harness.outage():
+        training.log()
+        world.turner.settle()
+
+        assert bool(world.told(SinkFailed, RunParked)) == world.harness.open_sessions_notice
+
         world.pass_time(HOUR_S / 2, training)
         world.restart()
         world.pass_time(HOUR_S / 2, training)
