@@ -84,32 +84,38 @@ def runs(asked: list[str]) -> Iterator[tuple[Subject, str | None]]:
             yield subject, None
 
 
-def try_out(subject: Subject, version: str | None, folder: Path) -> tuple[str, bool]:
-    """The version that was installed, and whether every test passed."""
+def install(subject: Subject, version: str | None, folder: Path) -> str:
+    """An environment in `folder`; the package's version in it."""
     python = folder / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     subprocess.run([python, "-m", "pip", "install", "-q", *requirements(subject, version)], check=True)
     say = f"from importlib.metadata import version; print(version({subject.package!r}))"
-    found = subprocess.run([python, "-c", say], check=True, capture_output=True, text=True).stdout.strip()
-    print(f"== {subject.kind}: {subject.package} {found}", flush=True)
-    pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", "-rf"]
+    return subprocess.run([python, "-c", say], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def passes(subject: Subject, folder: Path) -> bool:
+    """Whether every test of the kind passes in the environment."""
+    pytest = [folder / "bin" / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", "-rf"]
     passed = subprocess.run([*pytest, *SUITES, "-k", f"[{subject.kind}"], cwd=ROOT).returncode == 0
     if subject.tests:
         own = [f"tests/sinks/{name}" for name in subject.tests]
         passed = subprocess.run([*pytest, *own], cwd=ROOT).returncode == 0 and passed
-    return found, passed
+    return passed
 
 
 def main() -> int:
-    """Run what was asked for, one after the other, and list it."""
-    results = []
+    """Run what was asked for, one after the other, and list it; a newest version that is the oldest too runs once."""
+    results: dict[tuple[str, str], bool] = {}
     for subject, version in runs(sys.argv[1:]):
         with TemporaryDirectory(prefix=f"gapless-{subject.kind}-") as folder:
-            found, passed = try_out(subject, version, Path(folder))
-        results.append((subject.kind, subject.package, found, "passed" if passed else "FAILED"))
-        print(*results[-1], flush=True)
-    print("\n" + "\n".join(" ".join(result) for result in results))
-    return 0 if results and all(result[-1] == "passed" for result in results) else 1
+            found = install(subject, version, Path(folder))
+            if (subject.kind, found) not in results:
+                print(f"== {subject.kind}: {subject.package} {found}", flush=True)
+                results[subject.kind, found] = passes(subject, Path(folder))
+    print()
+    for (kind, found), passed in results.items():
+        print(kind, found, "passed" if passed else "FAILED")
+    return 0 if results and all(results.values()) else 1
 
 
 if __name__ == "__main__":
