@@ -7,10 +7,10 @@ STAMP := $(VENV)/.installed-dev
 DEMO_STAMP := $(VENV)/.installed-demo
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help demo test check lint types contracts torture bench clean
+.PHONY: help demo test check lint types contracts torture versions bench clean
 
 help:
-	@echo "demo test check lint types contracts torture bench clean"
+	@echo "demo test check lint types contracts torture versions bench clean"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +48,10 @@ contracts: $(STAMP)
 
 torture: $(STAMP)
 	$(PYTEST) -m torture --timeout 5400
+
+# Each sink against its package at both ends of its range; takes most of an hour, and asks pip's index alone.
+versions: $(STAMP)
+	$(BIN)/python -m tests.sinks.versions
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

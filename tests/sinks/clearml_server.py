@@ -32,6 +32,9 @@ class ClearmlServer:
 
             def handle_any(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                if not server._is_up:
+                    self.close_connection = True  # one that was open when the server went down
+                    return
                 code, data = server._answer(self.path.rpartition("/")[2].split("?")[0], body)
                 meta = {
                     "id": "1",
@@ -53,16 +56,27 @@ class ClearmlServer:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._handler, self._port = Handler, 0
+        self.up()
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def up(self) -> None:
+        """Listen; after `down` at the same port, with everything as it was."""
+        self._is_up = True
+        self._http = ThreadingHTTPServer(("127.0.0.1", self._port), self._handler)
         self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        self._port = self._http.server_address[1]
         self._thread = Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
+    def down(self) -> None:
+        """Refuse connections, and break those that are open."""
+        self._is_up = False
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
+
+    close = down
 
     def _answer(self, call: str, body: bytes) -> tuple[int, dict[str, Any]]:
         if call == "auth.login":

@@ -6,7 +6,9 @@ makes the sink in a folder and reads back what the tracker really holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +17,8 @@ from typing import Any
 from gapless_uploader.operations import Amend, Operation, Row, State, Value
 from gapless_uploader.sink import Ack, Batch, Memo, RunView, Sink
 
+SHIPS_FILES = frozenset(["spool"])
+"""Kinds that copy a spool's files: the contract suite, which hands operations and has no spool, leaves them out."""
 T0 = 1_700_000_000.0
 """Wall clock of step 0; long past, so that a tracker that stamps its own time is found out."""
 
@@ -41,6 +45,14 @@ class SinkHarness:
     """False where two runs of one name are shown as one, or all runs together."""
     keeps_history = True
     """False for a tracker that shows the last value of a key and nothing else."""
+    never_away: str | None = None
+    """Why nothing can put this tracker out of reach or make it refuse; None where something can."""
+    open_sessions_notice = True
+    """False where a session that is open needs nothing from outside, so that an outage shows at the next start."""
+    refusal_is_for_all = False
+    """A refusal concerns every run of the sink, not one."""
+    way_out = ""
+    """Words of the way out that the refusal is told with."""
     random_histories = 40
     """How many random histories the suite plays; fewer where a tracker is slow."""
 
@@ -50,6 +62,22 @@ class SinkHarness:
     def sink(self) -> Sink:
         """A new sink object, as a new process would make it."""
         raise NotImplementedError
+
+    def uploading(self) -> Sink:
+        """The sink that the real uploader drives."""
+        return self.sink()
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        """Inside the block nothing that the sink does reaches the tracker, whose data stays as it is."""
+        raise NotImplementedError
+        yield
+
+    @contextmanager
+    def refusal(self, run: RunView) -> Iterator[None]:
+        """Inside the block the tracker takes nothing of `run`, which it knows already, however often it is asked."""
+        raise NotImplementedError
+        yield
 
     def points(self, run: RunView) -> list[Point]:
         """Every number the tracker holds of the run, read by the tracker's own means where there are some."""
@@ -98,6 +126,39 @@ class SinkHarness:
         timed = self.sink().capabilities.original_time
         points = (replace(point, value=repr(point.value), t=point.t if timed else None) for point in self.points(run))
         return sorted(points, key=repr)
+
+
+@contextmanager
+def moved_away(path: Path) -> Iterator[None]:
+    """Inside the block `path` is not there; whatever is made in its place is found out."""
+    aside = path.with_name(f"{path.name}.aside")
+    path.rename(aside)
+    try:
+        yield
+        assert not os.path.lexists(path), f"something was made in the place of {path}"
+    finally:
+        if not os.path.lexists(path):
+            aside.rename(path)
+
+
+@contextmanager
+def pipe_in_place_of(path: Path) -> Iterator[None]:
+    """Inside the block `path` is a FIFO that nobody reads or writes; it is still there at the end."""
+    with moved_away(path):
+        os.mkfifo(path)
+        yield
+        assert path.is_fifo()
+        path.unlink()
+
+
+@contextmanager
+def foreign_file_in_place_of(path: Path) -> Iterator[None]:
+    """Inside the block `path` is somebody else's file, which is left as it was."""
+    with moved_away(path):
+        path.write_bytes(b"somebody else's\n" * 1000)
+        yield
+        assert path.read_bytes() == b"somebody else's\n" * 1000
+        path.unlink()
 
 
 def view(**changes: Any) -> RunView:

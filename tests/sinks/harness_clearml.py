@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,15 +14,22 @@ from clearml.backend_interface.metrics.interface import Metrics
 from gapless_uploader.operations import Value
 from gapless_uploader.sink import RunView
 from gapless_uploader.sinks.clearml import ClearmlSink, split
-from tests.sinks.harness import Point, SinkHarness
+from tests.sinks.harness import Point, SinkHarness, moved_away, pipe_in_place_of
 
 
 class Harness(SinkHarness):
     kind = "clearml"
     vendor = "clearml"
+    way_out = "put it back, or choose another folder"
 
     def sink(self) -> ClearmlSink:
         return ClearmlSink(str(self.folder / "sessions"))
+
+    def outage(self) -> AbstractContextManager[None]:
+        return moved_away(self.folder / "sessions")
+
+    def refusal(self, run: RunView) -> AbstractContextManager[None]:
+        return pipe_in_place_of(self.session(run) / "metrics.jsonl")
 
     def session(self, run: RunView) -> Path:
         found = [path.parent for path in (self.folder / "sessions" / run.project).glob("*/task.json")]

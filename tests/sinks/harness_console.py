@@ -13,6 +13,7 @@ from tests.sinks.harness import Point, SinkHarness
 class Harness(SinkHarness):
     kind = "console"
     tells_runs_apart = False
+    never_away = "standard output is there as long as the process"
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

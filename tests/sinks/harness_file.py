@@ -1,20 +1,28 @@
 """The file sink in the contract suite, read back with the standard library's strict JSON."""
 
 import json
+from contextlib import AbstractContextManager
 from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 from gapless_uploader.sink import RunView
 from gapless_uploader.sinks.file import FileSink
-from tests.sinks.harness import Point, SinkHarness
+from tests.sinks.harness import Point, SinkHarness, moved_away, pipe_in_place_of
 
 
 class Harness(SinkHarness):
     kind = "file"
+    way_out = "put it back, or choose another folder"
 
     def sink(self) -> FileSink:
         return FileSink(str(self.folder / "out"))
+
+    def outage(self) -> AbstractContextManager[None]:
+        return moved_away(self.folder / "out")
+
+    def refusal(self, run: RunView) -> AbstractContextManager[None]:
+        return pipe_in_place_of(self._stem(run).with_suffix(".jsonl"))
 
     def _stem(self, run: RunView) -> Path:
         found = [path for path in self.folder.rglob("*.json") if strict(path.read_text())["id"] == run.tracker_id]

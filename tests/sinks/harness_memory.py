@@ -10,6 +10,7 @@ from tests.sinks.harness import Point, SinkHarness
 
 class Harness(SinkHarness):
     kind = "memory"
+    never_away = "an object of this process"
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -3,6 +3,8 @@
 import atexit
 import json
 import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from math import isinf
 from pathlib import Path
@@ -18,12 +20,13 @@ from gapless_uploader.operations import Value
 from gapless_uploader.sink import RunView
 from gapless_uploader.sinks._mlflow_names import TAG
 from gapless_uploader.sinks.mlflow import MlflowSink
-from tests.sinks.harness import Point, SinkHarness
+from tests.sinks.harness import Point, SinkHarness, moved_away
 
 
 class Harness(SinkHarness):
     kind = "mlflow"
     vendor = "mlflow"
+    way_out = "mlflow runs restore --run-id"
     random_histories = 4
 
     def __init__(self, folder: Path) -> None:
@@ -33,6 +36,17 @@ class Harness(SinkHarness):
 
     def sink(self) -> MlflowSink:
         return MlflowSink(self.uri)
+
+    def outage(self) -> AbstractContextManager[None]:
+        return moved_away(self.folder / "mlflow.db")
+
+    @contextmanager
+    def refusal(self, run: RunView) -> Iterator[None]:
+        """Somebody deletes the run, and restores it as the message says."""
+        known = self.run(run).info.run_id
+        self.client().delete_run(known)
+        yield
+        self.client().restore_run(known)
 
     def client(self) -> Any:
         return mlflow.MlflowClient(self.uri)

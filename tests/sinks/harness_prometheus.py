@@ -1,6 +1,8 @@
 """The Prometheus sink in the contract suite, scraped and read by Prometheus's own parser."""
 
-from collections.abc import Iterable
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
@@ -18,6 +20,7 @@ class LatestHarness(SinkHarness):
     """A tracker that shows the last value of a key and no step."""
 
     keeps_history = False
+    open_sessions_notice = False
 
     def expect(self, rows: Iterable[Row]) -> list[Point]:
         last: dict[str, Point] = {}
@@ -35,6 +38,8 @@ class LatestHarness(SinkHarness):
 class Harness(LatestHarness):
     kind = "prometheus"
     vendor = "prometheus_client"
+    refusal_is_for_all = True
+    way_out = "end what listens there"
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -42,6 +47,24 @@ class Harness(LatestHarness):
 
     def sink(self) -> PrometheusSink:
         return self._sink
+
+    def uploading(self) -> PrometheusSink:
+        """At a port that somebody else can take."""
+        self._sink = PrometheusSink(f"127.0.0.1:{free_port()}")
+        return self._sink
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        """Prometheus asks and is not asked, so what can be away is the port: somebody else took it."""
+        self._sink.close()
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", int(self._sink.target.rpartition(":")[2])))
+            other.listen()
+            yield
+
+    def refusal(self, run: RunView) -> AbstractContextManager[None]:
+        return self.outage()
 
     def samples(self, run: RunView) -> list[Sample]:
         with urlopen(f"http://127.0.0.1:{self._sink.port}/metrics") as answer:
@@ -58,3 +81,10 @@ class Harness(LatestHarness):
 
     def close(self) -> None:
         self._sink.close()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

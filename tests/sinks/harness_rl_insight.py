@@ -3,13 +3,17 @@
 import atexit
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
+from typing import Any
 from urllib.request import urlopen
 
 import uvicorn
+from fastapi import FastAPI
 from omegaconf import OmegaConf
 from prometheus_client.parser import text_string_to_metric_families
 from rl_insight.server.http_api import create_app
@@ -18,13 +22,15 @@ from rl_insight.utils import load_server_config_file
 from gapless_uploader.sink import RunView
 from gapless_uploader.sinks.rl_insight import RlInsightSink, _registry, _shown
 from tests.sinks.harness import Point
-from tests.sinks.harness_prometheus import LatestHarness
+from tests.sinks.harness_prometheus import LatestHarness, free_port
 
 
 class Harness(LatestHarness):
     kind = "rl_insight"
     extra = "rl-insight"
     vendor = "rl_insight"
+    refusal_is_for_all = True
+    way_out = "is it an RL-Insight server?"
 
     def sink(self) -> RlInsightSink:
         return RlInsightSink(server(), listen="127.0.0.1", port=port())
@@ -32,6 +38,20 @@ class Harness(LatestHarness):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.close()
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        rl_insight_server().down()
+        yield
+        rl_insight_server().up()
+
+    @contextmanager
+    def refusal(self, run: RunView) -> Iterator[None]:
+        rl_insight_server().down()
+        rl_insight_server().up_as_another()
+        yield
+        rl_insight_server().down()
+        rl_insight_server().up()
 
     def points(self, run: RunView) -> list[Point]:
         with urlopen(f"http://127.0.0.1:{port()}/metrics") as answer:
@@ -54,9 +74,7 @@ class Harness(LatestHarness):
 @cache
 def port() -> int:
     """The port on which this process serves the package's gauges."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 @cache
@@ -67,17 +85,44 @@ def targets() -> Path:
     return folder / "targets" / "prometheus-targets.yml"
 
 
+class RlInsightServer:
+    """The package's own HTTP app, in a thread of this process, always at one port."""
+
+    def __init__(self) -> None:
+        self._conf = load_server_config_file()
+        OmegaConf.update(self._conf, "server.data_dir", str(targets().parent.parent))
+        OmegaConf.update(self._conf, "server.runtime_dir", str(targets().parent.parent / "runtime"))
+        self._port = 0
+        self.up()
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def up(self) -> None:
+        """Listen; after `down` with what it knew."""
+        self._serve(create_app(self._conf))
+
+    def up_as_another(self) -> None:
+        """Listen at the same port as a server that knows none of RL-Insight's paths."""
+        self._serve(FastAPI())
+
+    def down(self) -> None:
+        """Refuse connections."""
+        self._server.should_exit = True
+        self._thread.join()
+
+    def _serve(self, app: Any) -> None:
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+        listening = socket.create_server(("127.0.0.1", self._port))
+        self._port = listening.getsockname()[1]
+        self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True)
+        self._thread.start()
+
+
 @cache
+def rl_insight_server() -> RlInsightServer:
+    """One a process."""
+    return RlInsightServer()
+
+
 def server() -> str:
-    """The URL of the package's own HTTP server, in a thread of this process."""
-    conf = load_server_config_file()
-    OmegaConf.update(conf, "server.data_dir", str(targets().parent.parent))
-    OmegaConf.update(conf, "server.runtime_dir", str(targets().parent.parent / "runtime"))
-    config = uvicorn.Config(create_app(conf), host="127.0.0.1", port=0, log_level="error", lifespan="off")
-    served = uvicorn.Server(config)
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        handle = listening.dup()
-    handle.listen()
-    threading.Thread(target=served.run, args=([handle],), daemon=True).start()
-    return f"http://127.0.0.1:{handle.getsockname()[1]}"
+    """The URL of the package's own HTTP server."""
+    return rl_insight_server().url

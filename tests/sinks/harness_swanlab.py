@@ -4,6 +4,8 @@ Points are the server's raw rows: one that was stored twice is there twice.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from tests.sinks.harness import Point, SinkHarness
 class Harness(SinkHarness):
     kind = "swanlab"
     vendor = "requests"
+    refusal_is_for_all = True
+    way_out = "see that the account may write there"
     random_histories = 20
 
     def __init__(self, folder: Path) -> None:
@@ -31,6 +35,15 @@ class Harness(SinkHarness):
 
     def sink(self) -> SwanlabSink:
         return SwanlabSink(settle=0)
+
+    def outage(self) -> AbstractContextManager[None]:
+        return self.server.refused()
+
+    @contextmanager
+    def refusal(self, run: RunView) -> Iterator[None]:
+        fault = self.server.arm("metrics", "status", status=403, count=None)
+        yield
+        self.server.faults.armed.remove(fault)
 
     def experiment(self, run: RunView) -> Experiment:
         return self.server.projects[project_name(run.project)].experiments[run_slug(run.tracker_id)]

@@ -1,6 +1,7 @@
 """The TensorBoard sink in the contract suite, read back with TensorBoard's own EventAccumulator."""
 
 import struct
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,23 @@ from tensorboard.util import tensor_util
 from gapless_uploader.operations import Value
 from gapless_uploader.sink import RunView
 from gapless_uploader.sinks.tensorboard import TensorboardSink
-from tests.sinks.harness import Point, SinkHarness
+from tests.sinks.harness import Point, SinkHarness, moved_away, pipe_in_place_of
 
 
 class Harness(SinkHarness):
     kind = "tensorboard"
     vendor = "tensorboard"
+    way_out = "put it back, or choose another folder"
 
     def sink(self) -> TensorboardSink:
         return TensorboardSink(str(self.folder / "tb"))
+
+    def outage(self) -> AbstractContextManager[None]:
+        return moved_away(self.folder / "tb")
+
+    def refusal(self, run: RunView) -> AbstractContextManager[None]:
+        (rows,) = self.folder_of(run).glob("*.rows")
+        return pipe_in_place_of(rows)
 
     def folder_of(self, run: RunView) -> Path:
         found = {path.parent for path in (self.folder / "tb" / run.project).rglob("*tfevents*")}

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from shutil import rmtree
@@ -20,7 +21,7 @@ from trackio.utils import MEDIA_DIR, deserialize_values  # noqa: E402
 from gapless_uploader.operations import Value  # noqa: E402
 from gapless_uploader.sink import RunView  # noqa: E402
 from gapless_uploader.sinks.trackio import TrackioSink  # noqa: E402
-from tests.sinks.harness import Point, SinkHarness  # noqa: E402
+from tests.sinks.harness import Point, SinkHarness, foreign_file_in_place_of, moved_away  # noqa: E402
 
 __all__ = ["FOLDER", "Harness", "SQLiteStorage", "trackio"]
 
@@ -28,6 +29,7 @@ __all__ = ["FOLDER", "Harness", "SQLiteStorage", "trackio"]
 class Harness(SinkHarness):
     kind = "trackio"
     vendor = "trackio"
+    way_out = "move that file away"
     random_histories = 10
 
     def __init__(self, folder: Path) -> None:
@@ -36,6 +38,12 @@ class Harness(SinkHarness):
 
     def sink(self) -> TrackioSink:
         return TrackioSink(str(FOLDER))
+
+    def outage(self) -> AbstractContextManager[None]:
+        return moved_away(FOLDER)
+
+    def refusal(self, run: RunView) -> AbstractContextManager[None]:
+        return foreign_file_in_place_of(SQLiteStorage.get_project_db_path(run.project))
 
     def logs(self, run: RunView) -> list[dict[str, Any]]:
         return [deserialize_values(log) for log in SQLiteStorage.get_logs(run.project, run_id=run.tracker_id)]

@@ -1,6 +1,8 @@
 """The vemlp_wandb sink in the contract suite, against a stand-in for the module that is not on PyPI."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +22,7 @@ class StandIn:
         self.ends: dict[tuple[str, str], int] = {}
         self.logins: list[dict[str, str]] = []
         self.failures: list[Exception] = []
+        self.away = False
         self._current: tuple[str, str] | None = None
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
@@ -33,18 +36,25 @@ class StandIn:
         for name in ("VOLC_ACCESS_KEY_ID", "VOLC_SECRET_ACCESS_KEY", "MLP_TRACKING_REGION"):
             patch.setenv(name, name.lower())
 
+    def _reach(self) -> None:
+        if self.away:
+            raise ConnectionError("no route to host")
+
     def _init(self, *, project: str, name: str, config: Any) -> None:
+        self._reach()
         self._current = project, name
         self.runs.setdefault(self._current, [])
         self.ends.pop(self._current, None)
 
     def _log(self, data: dict[str, Any], step: int) -> None:
+        self._reach()
         if self.failures:
             raise self.failures.pop(0)
         assert self._current is not None
         self.runs[self._current].append((step, data))
 
     def _finish(self, exit_code: int) -> None:
+        self._reach()
         assert self._current is not None
         self.ends[self._current] = exit_code
 
@@ -52,6 +62,8 @@ class StandIn:
 class Harness(SinkHarness):
     kind = "vemlp_wandb"
     tells_runs_apart = False
+    refusal_is_for_all = True
+    way_out = "in its environment"
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -61,6 +73,19 @@ class Harness(SinkHarness):
 
     def sink(self) -> VemlpWandbSink:
         return VemlpWandbSink()
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        self.stand_in.away = True
+        yield
+        self.stand_in.away = False
+
+    @contextmanager
+    def refusal(self, run: RunView) -> Iterator[None]:
+        """The uploader is started without a credential, as it reads its environment once."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("VOLC_SECRET_ACCESS_KEY")
+            yield
 
     def _place(self, run: RunView) -> tuple[str, str]:
         return run.project, run.name or run.tracker_id

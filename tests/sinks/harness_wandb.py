@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ class CountingSession:
 class Harness(SinkHarness):
     kind = "wandb"
     vendor = "wandb"
+    refusal_is_for_all = True
+    way_out = "ask the entity's owner"
     random_histories = 12
 
     def __init__(self, folder: Path) -> None:
@@ -60,6 +63,21 @@ class Harness(SinkHarness):
 
     def sink(self) -> WandbSink:
         return CountingSink(self.server.url)
+
+    def uploading(self) -> WandbSink:
+        return LoopbackSink(self.server.url)
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        self.server.down()
+        yield
+        self.server.up()
+
+    @contextmanager
+    def refusal(self, run: RunView) -> Iterator[None]:
+        self.server.arm("*", "status", status=403, count=None)
+        yield
+        self.server.faults.disarm()
 
     def expect(self, rows: Iterable[Row]) -> list[Point]:
         """A row at W&B has one time, its last part's."""

@@ -35,6 +35,9 @@ class FaultProxy:
 
             def handle_any(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                if not proxy._is_up:
+                    self.close_connection = True  # one that was open when the server went down
+                    return
                 proxy.requests.append((self.command, self.path, body))
                 fault = proxy._fault_for(self.path.split("?")[0])
                 if fault is None or fault.after:
@@ -63,8 +66,15 @@ class FaultProxy:
             def handle_error(self, *_: object) -> None:
                 """A connection that was cut on purpose."""
 
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._kind, self._handler, self._port = Server, Handler, 0
+        self.up()
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def up(self) -> None:
+        """Listen; after `down` at the same port."""
+        self._is_up = True
+        self._server = self._kind(("127.0.0.1", self._port), self._handler)
+        self._port = self._server.server_address[1]
         self._thread = Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
@@ -72,10 +82,14 @@ class FaultProxy:
         """How many requests came for paths that end in `path`."""
         return sum(one.split("?")[0].endswith(path) for _, one, _ in self.requests)
 
-    def close(self) -> None:
+    def down(self) -> None:
+        """Refuse connections, and break those that are open."""
+        self._is_up = False
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    close = down
 
     def _fault_for(self, path: str) -> Fault | None:
         if self.faults and path.endswith(self.faults[0].path):

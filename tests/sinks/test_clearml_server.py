@@ -1,16 +1,18 @@
 """The ClearML sink at a server: the package's own session against a stand-in."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from math import nan
 from pathlib import Path
 
 import pytest
 
 from gapless_uploader.operations import Config, Rewind, State, Table
-from gapless_uploader.sink import Parked, Rejected, Retryable
+from gapless_uploader.sink import Parked, Rejected, Retryable, RunView
 from gapless_uploader.sinks.clearml import ClearmlSink
 from tests.sinks.clearml_server import ClearmlServer
-from tests.sinks.harness import T0, amend, batch, row, view, write
+from tests.sinks.harness import T0, Point, SinkHarness, amend, batch, row, view, write
+from tests.sinks.outage import World, play_outage
 
 RUN = view(config={"lr": 0.1}, notes="why")
 
@@ -109,3 +111,35 @@ def test_what_the_server_cannot_do_is_declared_and_counted(server: ClearmlServer
 
     assert not sink.capabilities.rewind
     assert [(one.step, one.key) for one in ack.refused] == [(0, "loss"), (0, None)]
+
+
+class ServedHarness(SinkHarness):
+    """The outage suite's view of the server."""
+
+    kind = "clearml"
+
+    def __init__(self, folder: Path, server: ClearmlServer) -> None:
+        super().__init__(folder)
+        self._server = server
+
+    def sink(self) -> ClearmlSink:
+        return ClearmlSink("server")
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        self._server.down()
+        yield
+        self._server.up()
+
+    def points(self, run: RunView) -> list[Point]:
+        return [
+            Point(step, variant, value, timestamp / 1000)  # type: ignore[operator]
+            for step, _, variant, value, timestamp in values(self._server)
+        ]
+
+
+def test_an_hour_without_the_server_costs_nothing(server: ClearmlServer, tmp_path: Path) -> None:
+    """A server that refuses connections for an hour has every row afterwards, once."""
+    world = World(tmp_path, ServedHarness(tmp_path, server))
+    play_outage(world)
+    world.turner.uploader.stop()

@@ -5,6 +5,7 @@ import re
 from gapless_uploader.sink import Capabilities
 from gapless_uploader.sinks import SINKS, list_sinks, make_sink
 from tests.sinks.harness_sqlite import DOCS, template
+from tests.sinks.versions import SUBJECTS, oldest
 
 HEADINGS = ["amend", "late_steps", "rewind", "non_finite", "text", "tables", "media", "end_state", "original_time"]
 TARGETS = {"spool": "spool:/x"}
@@ -43,6 +44,13 @@ def test_the_table_says_what_the_sinks_declare() -> None:
                 wrong.append((kind, name, cell))
 
     assert wrong == []
+
+
+def test_the_versions_that_were_run_are_the_ranges_lower_ends() -> None:
+    """The oldest version on the page is the lower bound of the extra, for every kind that `make versions` runs."""
+    *_, ran = tables()
+
+    assert {subject.kind: oldest(subject) for subject in SUBJECTS} == {kind: cells[0] for kind, cells in ran.items()}
 
 
 def test_at_least_once_is_said_where_it_is_so() -> None:

@@ -1,6 +1,7 @@
 """The file sink's own promises: verl's shape, strict JSON, nothing of anybody else's touched."""
 
 import json
+import os
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
@@ -166,3 +167,53 @@ def test_a_run_named_like_anothers_file_leaves_it_alone(tmp_path: Path) -> None:
     assert before == {
         path.name: path.read_bytes() for path in (tmp_path / "grpo").iterdir() if "r-1.jsonl." in path.name
     }
+
+
+# What is in the place
+
+
+@pytest.mark.parametrize("name", [".", "grpo", "grpo/r-1.jsonl", "grpo/r-1.json", "grpo/.r-1.json.tmp"])
+def test_a_pipe_in_the_place_holds_nobody_up(tmp_path: Path, name: str) -> None:
+    """A FIFO where the sink makes its folder or a file is left alone: the run is parked at once, then goes on."""
+    target = tmp_path / "out"
+    place = target / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(place)
+    if name == "grpo/r-1.json":
+        write(FileSink(str(target)), RUN, {}, row(0))  # what says what the run is takes its place whole
+    else:
+        with pytest.raises(Parked, match="goes on by itself"):
+            FileSink(str(target)).open(RUN, {})
+        assert place.is_fifo()
+        place.unlink()
+        write(FileSink(str(target)), RUN, {}, row(0))
+
+    assert len(lines(target)) == 1
+
+
+def test_a_file_that_was_moved_away_takes_nothing_more(tmp_path: Path) -> None:
+    """Rows are not put into a file that lost its name, however open it is; with the file back they arrive."""
+    session = FileSink(str(tmp_path)).open(RUN, {})
+    session.write(batch(RUN, row(0)))
+    path = tmp_path / "grpo" / "r-1.jsonl"
+    path.rename(tmp_path / "aside")
+    with pytest.raises(Parked, match="put it back"):
+        session.write(batch(RUN, row(1)))
+
+    assert len((tmp_path / "aside").read_bytes().splitlines()) == 1
+
+    (tmp_path / "aside").rename(path)
+    session.write(batch(RUN, row(1)))
+    session.close()
+
+    assert [json.loads(line)["step"] for line in lines(tmp_path)] == [0, 1]
+
+
+def test_a_folder_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    """A disk that is only not mounted gets no folder in its place from a run that it holds already."""
+    memo = write(FileSink(str(tmp_path / "disk")), RUN, {}, row(0)).memo
+    (tmp_path / "disk").rename(tmp_path / "elsewhere")
+    with pytest.raises((Parked, Retryable)):
+        FileSink(str(tmp_path / "disk")).open(RUN, memo)
+
+    assert not (tmp_path / "disk").exists()

@@ -1,6 +1,7 @@
 """The sink that ships the spool itself."""
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import fsspec
 import pytest
 
 from gapless_schemas import Header, decode, encode_header, encode_record
-from gapless_uploader.sink import Misconfigured, Retryable, RunView
+from gapless_uploader.sink import Misconfigured, Parked, Retryable, RunView
 from gapless_uploader.sinks.spool import SpoolSink
 from tests.sinks.harness import T0, batch, row, view, write
 
@@ -148,3 +149,27 @@ def test_a_target_that_cannot_be_is_named(spool: Spool, target: str) -> None:
     """No target and a URL of an unknown kind are wrong settings."""
     with pytest.raises(Misconfigured, match="sink 'spool'"):
         SpoolSink(target).open(spool.view, {})
+
+
+def test_a_pipe_at_the_target_parks_the_run(spool: Spool, tmp_path: Path) -> None:
+    """A FIFO in the place of a copy holds nobody up: a person has to take it away."""
+    spool.append(1)
+    ((name, _),) = spool.bytes().items()
+    place = tmp_path / "copy" / "grpo" / "r-1" / name
+    place.parent.mkdir(parents=True)
+    os.mkfifo(place)
+    with pytest.raises(Parked, match="no regular file"):
+        write(SpoolSink(str(tmp_path / "copy")), spool.view, {}, row(0))
+    place.unlink()
+    write(SpoolSink(str(tmp_path / "copy")), spool.view, {}, row(0))
+
+    assert spool.bytes() == copy_of(tmp_path / "copy")
+
+
+def test_without_fsspec_the_line_that_installs_it_is_said(
+    spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package is missing: opening says `pip install 'gapless[spool]'`."""
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(Misconfigured, match=r"pip install 'gapless\[spool\]'"):
+        SpoolSink(str(tmp_path / "copy")).open(spool.view, {})

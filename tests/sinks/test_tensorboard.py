@@ -36,12 +36,12 @@ class Server:
         for line in self._process.stderr:
             found = re.search(r"at (http://\S+)/", line)
             if found:
-                self._url = found[1]
+                self.url = found[1]
                 return
         raise AssertionError("TensorBoard did not start")
 
     def read(self, path: str) -> bytes:
-        with urlopen(f"{self._url}/data/{path}", timeout=20) as answer:
+        with urlopen(f"{self.url}/data/{path}", timeout=20) as answer:
             content: bytes = answer.read()
             return content
 
@@ -49,7 +49,7 @@ class Server:
         return json.loads(self.read(f"{path}?{urlencode(query)}"))
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        request = Request(f"{self._url}/data/{path}", json.dumps(body).encode(), {"content-type": "application/json"})
+        request = Request(f"{self.url}/data/{path}", json.dumps(body).encode(), {"content-type": "application/json"})
         with urlopen(request, timeout=20) as answer:
             return json.load(answer)
 

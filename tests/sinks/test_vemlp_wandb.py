@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gapless_uploader.operations import State
 from gapless_uploader.sink import Misconfigured, Parked, Retryable
 from gapless_uploader.sinks.vemlp_wandb import VemlpWandbSink
 from tests.sinks.harness import amend, batch, row, view, write
@@ -66,10 +67,23 @@ def test_a_failed_call_is_asked_again(harness: Harness) -> None:
     assert harness.expect([row(0)]) == harness.actual(RUN)
 
 
-def test_one_process_has_one_run(harness: Harness) -> None:
-    """Opening another run takes the place of the one before, which must be opened again."""
-    sink = harness.sink()
-    first = sink.open(RUN, {})
-    sink.open(view(name="other"), {})
-    with pytest.raises(Retryable):
-        first.write(batch(RUN, row(0)))
+def test_runs_take_turns_in_the_one_process(harness: Harness) -> None:
+    """The module has one run a process: two runs that write in turn each begin again, and no row goes to the other."""
+    sink, other = harness.sink(), view(name="other")
+    first, second = sink.open(RUN, {}), sink.open(other, {})
+    for step in range(3):
+        first.write(batch(RUN, row(step)))
+        second.write(batch(other, row(10 + step)))
+
+    assert harness.expect([row(step) for step in range(3)]) == harness.actual(RUN)
+    assert harness.expect([row(10 + step) for step in range(3)]) == harness.actual(other)
+
+
+def test_a_run_that_only_waits_is_not_begun_again(harness: Harness) -> None:
+    """A finished run that is opened once more, and written nothing to, keeps its end at the tracker."""
+    memo = write(harness.sink(), RUN, {}, row(0), State("finished", 0, 0.0, 0.0)).memo
+    session = harness.sink().open(RUN, memo)
+    session.flush()
+    session.close()
+
+    assert harness.state(RUN) == "finished"

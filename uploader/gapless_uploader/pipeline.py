@@ -140,6 +140,7 @@ class Pipeline:
         """State and exit code that the tracker held when the batch at hand was formed."""
         self._since_snapshot = 0
         self._failures = 0
+        self._parks = 0
         self._slice = sink.capabilities.max_operations
         self._heartbeat_at = 0.0
         self._active_at = 0.0
@@ -188,11 +189,12 @@ class Pipeline:
             outcome.parked = str(error)
             outcome.parked_sink = isinstance(error, Misconfigured) or error.whole_sink
             outcome.retry_in_s = PARKED_S
+            self._parks += 1
             self.not_before = now + PARKED_S
             self._close_session()
         else:
-            if self._failures and (outcome.rows or outcome.progress):
-                outcome.recovered_after, self._failures = self._failures, 0
+            if (self._failures or self._parks) and (outcome.rows or outcome.progress):
+                outcome.recovered_after, self._failures, self._parks = self._failures + self._parks, 0, 0
         self._note_trouble(outcome)
         return outcome
 

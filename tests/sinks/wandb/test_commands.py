@@ -95,11 +95,16 @@ def test_few_requests_carry_many_rows(tmp_path: Path, attempt: Attempt, server: 
     assert len(posts) <= 6
 
 
-def test_a_newer_library_is_said_once(tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The protocol may have changed with it: the sink goes on, reads back, and says so."""
+@pytest.mark.parametrize(
+    ("version", "said"), [("99.1.0", "newer than 0.31"), ("0.28.0", "older than 0.31.*pip install")]
+)
+def test_another_library_is_said_once(
+    server: WandbServer, monkeypatch: pytest.MonkeyPatch, version: str, said: str
+) -> None:
+    """What the library knows, or the protocol, may be another: the sink goes on, reads back, and says so."""
     sink = make_sink(server)
-    monkeypatch.setattr(metadata, "version", lambda name: "99.1.0")
-    with pytest.warns(RuntimeWarning, match="wandb 99.1.0 is newer than 0.31"):
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    with pytest.warns(RuntimeWarning, match=f"wandb {version} is {said}"):
         sink.open(view(), {})
     sink.open(view(run_id="r-2"), {})
 

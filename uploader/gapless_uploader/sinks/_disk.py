@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from gapless_uploader.sink import Parked, Retryable
 
-_NEEDS_SOMEBODY = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+_NEEDS_SOMEBODY = {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP,
+    errno.ENXIO,
+}  # fmt: skip
+"""The last two are links and pipes where a file was looked for, EEXIST is something else where a folder should be."""
 
 
 def folder_target(target: str) -> str:
@@ -24,10 +29,24 @@ def disk(what: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = f"{what} {path}: {error.strerror or error}"
-        if error.errno in _NEEDS_SOMEBODY:
-            raise Parked(f"{reason}; give the uploader's user a folder it may write, then start it again") from error
-        raise Retryable(reason) from error
+        raise disk_trouble(f"{what} {path}", error) from error
+
+
+def disk_trouble(what: str, error: OSError) -> Parked | Retryable:
+    """What `error` means for the uploader, with the way out where only a person can help."""
+    reason = f"{what}: {error.strerror or error}"
+    if error.errno in _NEEDS_SOMEBODY:
+        return Parked(f"{reason}; give the uploader's user a folder there that it may write, and it goes on by itself")
+    return Retryable(reason)
+
+
+def regular_file(path: str, flags: int) -> int:
+    """An `opener` for `open`: waits for nobody at a pipe, and takes nothing but a file. Raises OSError."""
+    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.ENXIO, "is no regular file", path)
+    return handle
 
 
 def sync_folder(folder: Path) -> None:
@@ -42,7 +61,7 @@ def sync_folder(folder: Path) -> None:
 def replace_durably(path: Path, content: bytes, temporary: str) -> None:
     """`path` holds `content`, whole, also after a crash at any point. `temporary` is a name in the same folder."""
     beside = path.with_name(temporary)
-    with open(beside, "wb") as file:
+    with open(beside, "wb", opener=regular_file) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -1,7 +1,8 @@
 """A file that one session appends to, and that a crash at any moment leaves in a state the checkpoint describes.
 
 1. The memo holds the file's length and generation. `open` cuts the file back to it.
-2. `append` is durable when it returns; a failed one leaves the file as it was.
+2. `append` is durable when it returns; a failed one leaves the file as it was. A file that was moved away or deleted
+   under us takes nothing more: what a handle still writes there nobody will read.
 3. `rewrite` makes the next generation under a temporary name and renames it into place. The generation before stays
    hidden beside it, since the memo that stands may still be its; `open` brings it back, or removes it once the memo
    is the new one's.
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gapless_uploader.sink import Memo, Parked
-from gapless_uploader.sinks._disk import sync_folder
+from gapless_uploader.sinks._disk import regular_file, sync_folder
 
 
 class OwnFile:
@@ -59,13 +60,15 @@ class OwnFile:
             if self._name_of(earlier) != self._name_of(self.generation):
                 (self._folder / self._name_of(earlier)).unlink(missing_ok=True)
         if not self.path.is_file() or self.path.stat().st_size < self.length:
-            raise Parked(f"{self.path} lacks what was acknowledged; put it back, or choose another folder")
+            raise self._gone()
         self._handle("rb+")
         self._opened().truncate(self.length)
 
     def append(self, content: bytes) -> None:
         """Put `content` behind everything else, on the disk."""
         file = self._opened()
+        if not self._is_in_place():
+            raise self._gone()
         try:
             file.seek(self.length)
             _write(file, content)
@@ -78,7 +81,7 @@ class OwnFile:
     def rewrite(self, content: Iterable[bytes]) -> None:
         """The file holds `content` and nothing else, as the next generation."""
         beside = self._folder / f"{self._hidden}.tmp"
-        with open(beside, "wb") as file:
+        with open(beside, "wb", opener=regular_file) as file:
             for part in content:
                 file.write(part)
             length = file.tell()
@@ -120,7 +123,19 @@ class OwnFile:
 
     def _handle(self, mode: str) -> None:
         self.close()
-        self._file = open(self.path, mode, buffering=0)  # type: ignore[assignment]  # noqa: SIM115 - kept open
+        self._file = open(  # type: ignore[assignment]  # noqa: SIM115 - kept open
+            self.path, mode, buffering=0, opener=regular_file
+        )
+
+    def _is_in_place(self) -> bool:
+        """Whether the open file still has its name."""
+        try:
+            return os.path.samestat(os.fstat(self._opened().fileno()), self.path.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def _gone(self) -> Parked:
+        return Parked(f"{self.path} lacks what was acknowledged; put it back, or choose another folder")
 
     def _opened(self) -> BinaryIO:
         if self._file is None:

@@ -24,7 +24,7 @@ from gapless_uploader.operations import Amend, Log, Media, Missing, Rewind, Row,
 from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Refusal, RunView
 from gapless_uploader.sinks import need
 from gapless_uploader.sinks._clearml_server import ClearmlServerSession, connect
-from gapless_uploader.sinks._disk import disk, folder_target, replace_durably
+from gapless_uploader.sinks._disk import disk, folder_target, regular_file, replace_durably
 from gapless_uploader.sinks._json import as_json
 from gapless_uploader.sinks._naming import project_part, run_part
 from gapless_uploader.sinks._own_file import OwnFile
@@ -77,7 +77,8 @@ class ClearmlSession:
         project = target / project_part(run)
         with disk("open", project):
             self._folder = project / str(memo.get("folder") or self._earlier(project, run) or run_part(run))
-            self._folder.mkdir(parents=True, exist_ok=True)
+            if not memo:  # with one the folder was there, and is not made anew where a disk is only not mounted
+                self._folder.mkdir(parents=True, exist_ok=True)
             self._rows = OwnFile(self._folder, ".metrics.jsonl", lambda _: "metrics.jsonl")
             if memo:
                 self._rows.resume(memo)
@@ -150,8 +151,9 @@ class ClearmlSession:
         """The folder in which an earlier session, whose state is lost, wrote this run."""
         for path in project.glob(f"*{path_name(run.tracker_id)}/task.json"):
             try:
-                if json.loads(path.read_bytes()).get("id") == self._id:
-                    return path.parent.name
+                with open(path, "rb", opener=regular_file) as file:
+                    if json.load(file).get("id") == self._id:
+                        return path.parent.name
             except (OSError, ValueError, AttributeError):
                 continue
         return None

@@ -22,7 +22,7 @@ import orjson
 from gapless_schemas import path_name
 from gapless_uploader.operations import Amend, Log, Media, Missing, Rewind, Row, Table, Text, Value
 from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Parked, Refusal, RunView
-from gapless_uploader.sinks._disk import disk, folder_target, replace_durably
+from gapless_uploader.sinks._disk import disk, folder_target, regular_file, replace_durably
 from gapless_uploader.sinks._naming import project_part, run_part
 from gapless_uploader.sinks._own_file import OwnFile
 
@@ -57,7 +57,8 @@ class FileSession:
     def __init__(self, target: Path, run: RunView, memo: Memo) -> None:
         folder = target / project_part(run)
         with disk("open", folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            if not memo:  # with one the folder was there, and is not made anew where a disk is only not mounted
+                folder.mkdir(parents=True, exist_ok=True)
             name = str(memo.get("name") or self._earlier_name(folder, run) or run_part(run))
             self._about = folder / f"{name}.json"
             self._media = folder / f"{name}.media"
@@ -119,7 +120,8 @@ class FileSession:
         unique = path_name(run.tracker_id)
         for path in folder.glob(f"*{unique}.json"):
             try:
-                known = orjson.loads(path.read_bytes())
+                with open(path, "rb", opener=regular_file) as file:
+                    known = orjson.loads(file.read())
             except (OSError, orjson.JSONDecodeError):
                 continue
             if isinstance(known, dict) and known.get("project") == run.project and known.get("id") == run.tracker_id:
@@ -133,7 +135,7 @@ class FileSession:
         self._rows.begin(b"")
 
     def _is_ours(self) -> bool:
-        with open(self._rows.path, "rb") as file:
+        with open(self._rows.path, "rb", opener=regular_file) as file:
             first = file.readline(1 << 20)
         try:
             return not first or "t" in orjson.loads(first)

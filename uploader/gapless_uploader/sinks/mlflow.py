@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from gapless_schemas import path_name
 from gapless_uploader.intervals import Intervals
@@ -54,12 +55,15 @@ from gapless_uploader.sinks._json import as_json
 from gapless_uploader.sinks._mlflow_names import Names, allowed, params_of
 
 _MAX_METRICS = 1_000
+_MAX_REPEATED = 100
+"""Points a request that may have come before: a server older than 3.10 refuses more where some of them are there."""
 _MAX_TAGS = 100
 _MAX_REQUEST_BYTES = 900_000
 _MAX_TEXT = 5_000
 """Of a tag's or parameter's value, in the oldest supported server."""
 _STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "crashed": "FAILED"}
 _ID = "gapless.id"
+_SQLITE = "sqlite:///"
 
 
 class MlflowSink:
@@ -96,8 +100,14 @@ class MlflowSink:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(max(1, round(self._timeout_s))))
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         mlflow = need("mlflow", "mlflow")
+        uri = self.target or mlflow.get_tracking_uri()
+        if urlsplit(uri).scheme == "file" or (urlsplit(uri).scheme == "" and uri != "databricks"):
+            hint = "it would keep a repeated point twice; use a server or sqlite:///FILE"
+            raise Misconfigured(f"sink 'mlflow': {uri} is a store of files: {hint}")
+        if memo:
+            _check_place(uri)
         try:
-            client = mlflow.MlflowClient(self.target or mlflow.get_tracking_uri())
+            client = mlflow.MlflowClient(uri)
         except mlflow.exceptions.MlflowException as error:
             raise Misconfigured(f"sink 'mlflow': {str(error)[:500]}; use a server or sqlite:///FILE") from error
         with translated():
@@ -120,6 +130,8 @@ class MlflowSession:
         self._asks: bool = memo["asks"] if known else bool(held.data.metrics)
         """The state was lost: a point goes only where none is."""
         self._steps: dict[str, Intervals] = {}
+        self._failed = False
+        """The last write raised: part of it may have been applied."""
 
     def write(self, batch: Batch) -> Ack:
         """Send the batch. Raises Retryable, Rejected or Parked; what was sent by then is harmless to send again."""
@@ -128,6 +140,7 @@ class MlflowSession:
         tags: dict[str, str] = {}
         config: dict[str, Any] | None = None
         state: State | None = None
+        _check_place(self._client.tracking_uri)
         with self._translated():
             for operation in batch.operations:
                 match operation:
@@ -148,11 +161,13 @@ class MlflowSession:
                         tags.update(_description(batch.run))
                     case State():
                         state = operation
-            self._send(points, tags)
+            repeats, self._failed = batch.uncertain or self._failed, True
+            self._send(points, tags, _MAX_REPEATED if repeats else _MAX_METRICS)
             if config is not None:
                 self._send_config(config, refused)
             if state is not None:
                 self._end(state)
+        self._failed = False
         return Ack(len(batch.operations), self.flush(), refused)
 
     def heartbeat(self, now: float) -> None:
@@ -266,7 +281,7 @@ class MlflowSession:
             copy.write_bytes(content)
             self._client.log_artifact(self._id, str(copy), str(Path(path).parent))
 
-    def _send(self, points: list[Any], tags: dict[str, str]) -> None:
+    def _send(self, points: list[Any], tags: dict[str, str], most: int) -> None:
         """In requests within MLflow's limits, the names of a request's points before or with them."""
         entities = [self._entities.RunTag(tag, value[:_MAX_TEXT]) for tag, value in tags.items()]
         for start in range(0, len(entities), _MAX_TAGS):
@@ -275,7 +290,7 @@ class MlflowSession:
         size = 0
         for point in points:
             bytes_of_it = len(point.key.encode()) + 100
-            if len(chunk) == _MAX_METRICS or size + bytes_of_it > _MAX_REQUEST_BYTES:
+            if len(chunk) == most or size + bytes_of_it > _MAX_REQUEST_BYTES:
                 self._log_batch(chunk, [])
                 chunk, size = [], 0
             chunk.append(point)
@@ -412,7 +427,13 @@ def _rest_number(value: float) -> float | str:
     return "NaN" if value != value else value
 
 
+def _check_place(uri: str) -> None:
+    """MLflow makes a new database where it finds none, which would hide the one that was only moved away."""
+    path = Path(uri.removeprefix(_SQLITE).partition("?")[0])
+    if uri.startswith(_SQLITE) and not path.is_file():
+        raise Parked(f"{path} lacks what was acknowledged; put it back, or choose another database")
+
+
 def _beside_database(uri: str) -> str:
     """Where the artifacts of a local database go; empty for a server, which has its own place."""
-    prefix = "sqlite:///"
-    return str(Path(uri[len(prefix) :]).resolve().parent / "mlartifacts") if uri.startswith(prefix) else ""
+    return str(Path(uri[len(_SQLITE) :]).resolve().parent / "mlartifacts") if uri.startswith(_SQLITE) else ""

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gapless_schemas import SegmentName, is_media_name, path_name
-from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Misconfigured, Retryable, RunView
+from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Misconfigured, Parked, RunView
 from gapless_uploader.sinks import need
-from gapless_uploader.sinks._disk import folder_target
+from gapless_uploader.sinks._disk import disk_trouble, folder_target, regular_file
 
 _BLOCK = 1 << 20
 
@@ -81,7 +81,8 @@ class SpoolSession:
             for name in sorted(self._segments()):
                 self._copy(name)
         except OSError as error:
-            raise Retryable(f"copy {self._source} to {self._folder}: {error}") from error
+            place = f" ({error.filename})" if error.filename else ""
+            raise disk_trouble(f"copy {self._source} to {self._folder}{place}", error) from error
         return Ack(len(batch.operations), self.flush())
 
     def heartbeat(self, now: float) -> None:
@@ -114,8 +115,9 @@ class SpoolSession:
             if size <= held:
                 return
             target = f"{self._folder}/{name}"
-            self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
             start = held if self._appends() else 0
+            if not start:
+                self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
             if self._appends():
                 _append(Path(target), source, start, size)
             else:
@@ -167,10 +169,11 @@ def _blocks(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
 
 
 def _append(target: Path, source: BinaryIO, start: int, size: int) -> None:
-    handle = os.open(target, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    with os.fdopen(handle, "rb+") as file:
+    # What was copied before is there: where it is not, nothing is made in its place.
+    created = 0 if start else os.O_CREAT
+    with os.fdopen(regular_file(str(target), os.O_RDWR | os.O_NOFOLLOW | created), "rb+") as file:
         if os.fstat(file.fileno()).st_size < start:
-            raise OSError(f"{target} lacks bytes that were copied")
+            raise Parked(f"{target} lacks bytes that were copied; put it back, or choose another target")
         file.truncate(start)
         file.seek(start)
         for block in _blocks(source, start, size):

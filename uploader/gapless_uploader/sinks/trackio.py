@@ -21,14 +21,15 @@ from uuid import NAMESPACE_URL, uuid5
 
 from gapless_schemas import path_name
 from gapless_uploader.operations import Amend, Log, Media, MediaItem, Missing, Rewind, Row, Table, Text, Value
-from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Misconfigured, Refusal, Retryable, RunView
+from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Misconfigured, Parked, Refusal, Retryable, RunView
 from gapless_uploader.sinks import need
-from gapless_uploader.sinks._disk import folder_target
+from gapless_uploader.sinks._disk import disk_trouble, folder_target
 from gapless_uploader.sinks._json import as_json
 from gapless_uploader.sinks._naming import run_part
 
 _WORDS = frozenset(["NaN", "Infinity", "-Infinity"])
 _GENERATION = ["input", "output", "score"]
+_FOREIGN = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 
 
 class TrackioSink:
@@ -71,10 +72,14 @@ class TrackioSession:
         self._project = _project_name(run.project, self._storage)
         self._id = _id_of(run, self._project)
         self._name = run_part(run).partition("@")[0]
+        self._database = Path(self._storage.get_project_db_path(self._project))
+        self._logged: bool = memo.get("logged", False)
+        """The database holds rows that were acknowledged."""
         self._described = False
         self._asks: bool
         self._held: dict[str, set[int]] = {}
-        with _translated():
+        with _translated(self._database):
+            self._check_place()
             known = [] if memo and not memo["asks"] else self._storage.get_logs(self._project, run_id=self._id)
         for log in known:
             for key in log:
@@ -100,7 +105,8 @@ class TrackioSession:
                 case _:
                     self._described = False
         if logs:
-            with _translated():
+            with _translated(self._database):
+                self._check_place()
                 self._storage.bulk_log(
                     self._project,
                     self._name,
@@ -111,7 +117,7 @@ class TrackioSession:
                     log_ids=[str(uuid5(NAMESPACE_URL, as_json([self._id, *log]))) for log in logs],
                     run_id=self._id,
                 )
-            self._described = True
+            self._described = self._logged = True
             if self._asks:
                 for step, _, metrics in logs:
                     for key in metrics:
@@ -123,10 +129,15 @@ class TrackioSession:
 
     def flush(self) -> Memo:
         """The memo; every write was a transaction."""
-        return {"asks": self._asks}
+        return {"asks": self._asks, "logged": self._logged}
 
     def close(self) -> None:
         """Nothing is held. May be called twice."""
+
+    def _check_place(self) -> None:
+        """trackio makes a new database where it finds none, which would hide the one that was only moved away."""
+        if self._logged and not self._database.is_file():
+            raise Parked(f"{self._database} lacks what was acknowledged; put it back, or choose another folder")
 
     def _add(
         self,
@@ -189,7 +200,7 @@ class TrackioSession:
             content = item.path.open("rb")
         except OSError as error:
             raise _Unfit(f"its file cannot be read: {error.strerror}") from None
-        with content, _translated():
+        with content, _translated(folder):
             folder.mkdir(parents=True, exist_ok=True)
             copy = folder / item.path.name
             with open(copy.with_name(f".{copy.name}"), "wb") as file:
@@ -204,11 +215,17 @@ class _Unfit(Exception):
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translated(place: Path) -> Iterator[None]:
     try:
         yield
-    except (sqlite3.Error, OSError) as error:
-        raise Retryable(f"trackio's database: {error}") from error
+    except sqlite3.Error as error:
+        reason = f"trackio's database {place}: {error}"
+        if getattr(error, "sqlite_errorcode", None) in _FOREIGN:
+            way_out = "move that file away, and it goes on by itself, or choose another folder"
+            raise Parked(f"{reason}; {way_out}") from error
+        raise Retryable(reason) from error
+    except OSError as error:
+        raise disk_trouble(f"trackio's folder {place.parent}", error) from error
 
 
 def _project_name(project: str, storage: Any) -> str:

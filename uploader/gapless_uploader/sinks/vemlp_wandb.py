@@ -8,6 +8,8 @@ late steps and changes are refused, and a run that is opened again may be shown 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
@@ -38,11 +40,11 @@ class VemlpWandbSink:
         self.target = ""
         self._region = region
         self._lock = Lock()
-        self._session: VemlpWandbSession | None = None
+        self._current: VemlpWandbSession | None = None
         self._ready = False
 
     def open(self, run: RunView, memo: Memo) -> VemlpWandbSession:
-        """A session; the one before it is finished with. Raises Misconfigured, Retryable or Parked."""
+        """A session, which begins its run when it first writes. Raises Misconfigured, Retryable or Parked."""
         try:
             import volcengine_ml_platform as platform
             from volcengine_ml_platform import wandb
@@ -54,43 +56,55 @@ class VemlpWandbSink:
         if not (access and secret and region):
             raise Parked(f"sink 'vemlp_wandb' needs {', '.join(_CREDENTIALS)} in its environment", whole_sink=True)
         with self._lock:
-            if self._session is not None:
-                self._session.close()
-            try:
-                if not self._ready:
+            if not self._ready:
+                with _translated():
                     platform.init(ak=access, sk=secret, region=region)
-                    self._ready = True
-                wandb.init(project=run.project, name=run.name or run.tracker_id, config=run.config)
-            except Exception as error:
-                raise Retryable(f"volcengine_ml_platform: {type(error).__name__}") from error
-            self._session = VemlpWandbSession(wandb, memo)
-            return self._session
+                self._ready = True
+        return VemlpWandbSession(self, wandb, memo)
+
+    @contextmanager
+    def turn_of(self, session: VemlpWandbSession, run: RunView) -> Iterator[None]:
+        """Inside the block the process's one run is `run`. Raises Retryable."""
+        with self._lock:
+            if self._current is not session:
+                self._current = None
+                session.begin(run)
+                self._current = session
+            yield
+            if run.state != "running":
+                self._current = None  # the run was finished: more of it begins it again
 
 
 class VemlpWandbSession:
-    """The process's one run. Not thread safe."""
+    """One run, which is the process's one while it writes. Not thread safe."""
 
-    def __init__(self, wandb: Any, memo: Memo) -> None:
-        self._wandb: Any = wandb
+    def __init__(self, sink: VemlpWandbSink, wandb: Any, memo: Memo) -> None:
+        self._sink = sink
+        self._wandb = wandb
         self._step: int = memo.get("step", -1)
+
+    def begin(self, run: RunView) -> None:
+        """Make `run` the process's one. Raises Retryable."""
+        with _translated():
+            self._wandb.init(project=run.project, name=run.name or run.tracker_id, config=run.config)
 
     def write(self, batch: Batch) -> Ack:
         """Log the batch's rows. Raises Retryable; what was logged by then is logged again."""
-        if self._wandb is None:
-            raise Retryable("another run took this process's place at volcengine_ml_platform")
         refused: list[Refusal] = []
-        for operation in batch.operations:
-            match operation:
-                case Row(step=int(step), values=values) if step > self._step:
-                    self._log(step, values, refused)
-                case Row(step=step) | Amend(step=step) | Rewind(step=step):
-                    refused.append(Refusal(step, None, "wandb takes steps that rise"))
-                case Log():
-                    refused.append(Refusal(None, None, "console lines are not sent"))
-                case State(state=state, exit_code=code) if state != "running":
-                    self._finish(0 if state == "finished" else code or 1)
-                case _:
-                    pass
+        with self._sink.turn_of(self, batch.run):
+            for operation in batch.operations:
+                match operation:
+                    case Row(step=int(step), values=values) if step > self._step:
+                        self._log(step, values, refused)
+                    case Row(step=step) | Amend(step=step) | Rewind(step=step):
+                        refused.append(Refusal(step, None, "wandb takes steps that rise"))
+                    case Log():
+                        refused.append(Refusal(None, None, "console lines are not sent"))
+                    case State(state=state, exit_code=code) if state != "running":
+                        with _translated():
+                            self._wandb.finish(exit_code=0 if state == "finished" else code or 1)
+                    case _:
+                        pass
         return Ack(len(batch.operations), self.flush(), refused)
 
     def heartbeat(self, now: float) -> None:
@@ -101,8 +115,7 @@ class VemlpWandbSession:
         return {"step": self._step}
 
     def close(self) -> None:
-        """Forget the run; its end is said by `State` alone. May be called twice."""
-        self._wandb = None
+        """Nothing is held; the run's end is said by `State` alone. May be called twice."""
 
     def _log(self, step: int, values: dict[str, Value], refused: list[Refusal]) -> None:
         data: dict[str, Any] = {}
@@ -116,15 +129,16 @@ class VemlpWandbSession:
                     refused.append(Refusal(step, key, reason))
                 case str() | list() | Text() | Media():
                     refused.append(Refusal(step, key, "only numbers and tables are sent"))
-        try:
-            if data:
+        if data:
+            with _translated():
                 self._wandb.log(data, step=step)
-        except Exception as error:
-            raise Retryable(f"volcengine_ml_platform: {type(error).__name__}") from error
         self._step = step
 
-    def _finish(self, exit_code: int) -> None:
-        try:
-            self._wandb.finish(exit_code=exit_code)
-        except Exception as error:
-            raise Retryable(f"volcengine_ml_platform: {type(error).__name__}") from error
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Whatever the module raises, of which nobody knows more, is tried again."""
+    try:
+        yield
+    except Exception as error:
+        raise Retryable(f"volcengine_ml_platform: {type(error).__name__}") from error

@@ -131,12 +131,19 @@ class WandbSink:
         return session
 
     def _know_the_library(self) -> None:
-        """Say once that the installed package is newer than the one that the sink was compared with."""
+        """Say once that the installed package is another than the one that the sink was compared with."""
         if self._version:
             return
         self._version = metadata.version("wandb")
         numbers = tuple(int(part) for part in self._version.split(".")[:2] if part.isdigit())
-        if numbers > TESTED:
+        if numbers < TESTED:
+            warnings.warn(
+                f"wandb {self._version} is older than {TESTED[0]}.{TESTED[1]}, which the W&B sink needs to read"
+                " credentials, to write offline folders and to read back: pip install 'gapless[wandb]'",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        elif numbers > TESTED:
             warnings.warn(
                 f"wandb {self._version} is newer than {TESTED[0]}.{TESTED[1]}, with which the W&B sink was compared;"
                 ' what it sends is read back through wandb.Api as always, and mode = "offline" is the way out',
