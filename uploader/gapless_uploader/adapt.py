@@ -24,12 +24,11 @@ def adapt(
     refused: list[Refusal] = []
     rewound: int | None = None
     top = acked_top
-    takes_all = can.text and can.tables and can.media and can.non_finite
     for operation in operations:
-        if takes_all and type(operation) is Row:
+        if type(operation) is Row and operation.is_plain:
             step = operation.step
-            # Most operations are rows at a step above all others, and most sinks take them as they are.
-            if step is not None and step > top and Missing not in map(type, operation.values.values()):
+            # Most operations are rows of numbers at a step above all others, and every sink takes those.
+            if step is not None and step > top:
                 sent.append(operation)
                 top = step
                 continue

@@ -107,9 +107,17 @@ class WandbSink:
     def meter(self, meter: Callable[[int], None]) -> None:
         self._http.meter = meter
 
+    def prepare(self) -> None:
+        """There is something to upload: begin to load `wandb`, which takes a second, and return at once."""
+        if self._limits.read_back and self._mode_now() == "online":
+            READER.start()
+
+    def _mode_now(self) -> str:
+        return self._mode or os.environ.get("WANDB_MODE") or "online"
+
     def open(self, run: RunView, memo: Memo) -> Session:
         """A session that goes on where W&B and `memo` agree. Raises Retryable, Parked, Misconfigured and Resume."""
-        mode = self._mode or os.environ.get("WANDB_MODE") or "online"
+        mode = self._mode_now()
         if mode == "disabled":
             return Nothing()
         if importlib.util.find_spec("wandb") is None:
@@ -119,7 +127,7 @@ class WandbSink:
 
             return OfflineSession(self._offline_folder, self.place(run), run, memo)
         if self._limits.read_back:
-            READER.start()
+            READER.connect(self.credentials(False))
         self._know_the_library()
         place = self.place(run)
         if memo and memo.get("run", place.run) != place.run:
