@@ -16,6 +16,7 @@ from gapless_uploader.sinks._wandb_http import Credentials
 from gapless_uploader.sinks._wandb_reader import READER
 from tests.servers.wandb_server import DEFAULT_KEY, ServerProcess, Staleness, WandbServer
 from tests.sinks.wandb.lives import Clock, Lives, some
+from tests.sinks.wandb.loopback import let_questions_end
 from tests.wandb_spool import Attempt
 
 FAULTS: list[dict[str, Any]] = [
@@ -149,6 +150,8 @@ def play(folder: Path, seed: int, num_rows: int) -> Chaos:
         chaos.play()
         chaos.check()
     finally:
+        chaos.server.faults.disarm()
+        let_questions_end()
         chaos.server.close()
     return chaos
 
