@@ -115,8 +115,8 @@ class WandbSession:
         if sent is not None and sent.place == batch.place and sent.ack.done <= len(batch.operations):
             return self._delivered(sent)
         self._sent = None
-        if self._ahead is not None and self._ahead.answer.done():
-            self._settle()
+        if self._ahead is not None and (self._ahead.answer.done() or self._ahead.proof.tries):
+            self._settle()  # what was not shown once is waited for
         while True:
             draft = self._draft(batch)
             if not self._may_run_ahead(draft):

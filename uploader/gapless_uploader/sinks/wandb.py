@@ -126,13 +126,14 @@ class WandbSink:
             from gapless_uploader.sinks._wandb_offline import OfflineSession
 
             return OfflineSession(self._offline_folder, self.place(run), run, memo)
-        if self._limits.read_back:
-            READER.connect(self.credentials(False))
+        self.prepare()
         self._know_the_library()
         place = self.place(run)
         if memo and memo.get("run", place.run) != place.run:
             raise Resume("the run has another id at W&B now", run.generation, Place(), {})
         progress, is_there = self._finder.find(place, run, memo)
+        if self._limits.read_back:
+            READER.connect(self.credentials(False))  # W&B let us in with these
         progress.late = progress.late or self._late
         session = WandbSession(self, self._http, place, progress, self._limits, self._version)
         session.describe(run, must_be_new=not is_there)
