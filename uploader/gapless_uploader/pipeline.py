@@ -126,7 +126,6 @@ class Pipeline:
         self._slice = sink.capabilities.max_operations
         self._heartbeat_at = 0.0
         self._active_at = 0.0
-        self._looked_at: Mapping[str, Mapping[int, int]] | None = None
         self.not_before = 0.0
         """Monotonic seconds before which a step is of no use."""
         self._stand_at(saved or {})
@@ -162,12 +161,13 @@ class Pipeline:
         self._flush_due: bool = self.saved.get("flush", False)
         self._rewound: int | None = None
         """A step from which uploaded rows were rewound, until a fresh generation has begun."""
-        self._rewinds: list[list[int]] = self.saved.get("rewinds", [])
+        self._rewinds: list[list[int]] = [*self.saved.get("rewinds", [])]
         """[from, to] of the steps that were uploaded and rewound in this generation, where the tracker keeps them."""
         self._is_behind = False
         """The last reading left something for the next one."""
         self._is_full = False
         """The last reading ended at a limit, and not where the spool does."""
+        self._looked_at: Mapping[str, Mapping[int, int]] | None = None
 
     def idle(self, files: Files) -> bool:
         """Whether a step would find nothing to do, known without reading anything."""
@@ -208,6 +208,7 @@ class Pipeline:
             if self._is_ahead:
                 # Nobody proves what ran ahead any more: the next session finds out from the tracker where it stands.
                 self._stand_at(self._durable)
+                outcome.progress, outcome.rows = None, 0
         else:
             if self._failures and (outcome.rows or outcome.progress):
                 outcome.recovered_after, self._failures = self._failures, 0
@@ -635,7 +636,7 @@ class Pipeline:
             "state": self._state,
             "exit_code": self._exit_code,
             "batch_state": self._batch_state,
-            "rewinds": self._rewinds,
+            "rewinds": [*self._rewinds],
             "flush": self._flush_due,
         }
 

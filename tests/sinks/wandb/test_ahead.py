@@ -1,4 +1,4 @@
-"""Requests that follow a session's first before `wandb.Api` shows it: nothing counts before, nothing is lost or doubled."""
+"""Requests that follow a session's first before `wandb.Api` shows it: none counts before, none is lost or doubled."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_run_that_is_parked_ahead_claims_nothing(lives: Lives, held: HeldBack,
 
 
 def test_lines_that_are_not_shown_are_sent_again(lives: Lives, held: HeldBack, server: WandbServer) -> None:
-    """W&B said yes to the first request and shows none of it: it is asked again, then sent again, and nothing counts."""
+    """W&B said yes to the first request and shows none of it: it is asked, then sent again, and nothing counts."""
     step_until(lives, 240, server)
     held.shown = lambda found: {**found, "rows": []}
     held.let_go.set()

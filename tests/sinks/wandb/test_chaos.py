@@ -109,6 +109,7 @@ class Chaos:
             ours = lambda request: request.headers.get("user-agent") == "gapless"  # noqa: E731
             self.server.arm(endpoint, **fault, count=chance.randint(1, 3), predicate=ours)
         elif what < 0.32:
+            let_questions_end()  # `wandb.Api` would wait for 30 s
             self.server.down()
             lives.step()
             self.server.up()

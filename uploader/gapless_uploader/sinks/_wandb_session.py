@@ -212,7 +212,7 @@ class WandbSession:
             return
         try:
             missing = ahead.proof.missing(ahead.answer.result())
-        except Retryable:
+        except Exception:
             ahead.answer = self._ask(ahead.proof)
             raise
         if missing is not None:

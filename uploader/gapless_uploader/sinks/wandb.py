@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -110,7 +111,8 @@ class WandbSink:
     def prepare(self) -> None:
         """There is something to upload: begin to load `wandb`, which takes a second, and return at once."""
         if self._limits.read_back and self._mode_now() == "online":
-            READER.start()
+            with suppress(OSError):  # whoever needs it starts it again, and says so
+                READER.start()
 
     def _mode_now(self) -> str:
         return self._mode or os.environ.get("WANDB_MODE") or "online"
