@@ -28,8 +28,9 @@ def adapt(
     for operation in operations:
         if type(operation) is Row:
             step = operation.step
-            # Nearly every operation is a row at a step above all others, of types that the sink takes.
-            if step is not None and step > top and taken.issuperset(map(type, operation.values.values())):
+            # Nearly every operation is a row at a step above all others. Numbers alone go to every sink.
+            fits = operation.is_plain or taken.issuperset(map(type, operation.values.values()))
+            if fits and step is not None and step > top:
                 sent.append(operation)
                 top = step
                 continue

@@ -13,6 +13,7 @@ from typing import Any
 
 from gapless_schemas import Header, Record, decode_header
 from gapless_uploader.intervals import Intervals
+from gapless_uploader.read_ahead import ReadAhead
 from gapless_uploader.tail import CHUNK_BYTES, Chunk, Damage, SegmentFile, Tail
 
 
@@ -43,10 +44,13 @@ class AttemptReader:
         """Segments whose last line was torn and stays so, since they have a successor."""
         self._grace_s = grace_s
         self._buffer: tuple[Chunk, int, int] | None = None
+        self._ahead = ReadAhead(grace_s)
         self._ends: dict[int, int] = {}
         self._last_segment: int | None = None
         self._wanted: Intervals | None = None
         self._damaged_at: set[tuple[int, int]] = set()
+        self._taken_from = -1
+        """The segment of the records taken last."""
 
     def cursor(self) -> dict[str, Any]:
         """What the constructor takes to go on from here: JSON."""
@@ -85,6 +89,7 @@ class AttemptReader:
         found = chunk.records[at:stop]
         records = [r for r in found if (wanted is None or r.seq in wanted) and add(r.seq)]
         self._buffer = None if stop == len(chunk.records) else (chunk, stop, segment)
+        self._taken_from = segment
         return Taken(segment, records, start, end)
 
     def first_metrics_step(self, paths: Mapping[int, Path], now: float) -> int | None:
@@ -94,9 +99,16 @@ class AttemptReader:
         chunk, at, _ = self._buffer
         return next((r.step for r in chunk.records[at:] if r.kind == "metrics" and r.step is not None), None)
 
+    def read_ahead(self, paths: Mapping[int, Path], now: float, max_bytes: int) -> None:
+        """Decode what `take` hands out next, and move nothing. Raises OSError and ValueError."""
+        is_bounded = self._last_segment is not None or self._ends or self._wanted is not None
+        if self._buffer is None and not is_bounded and self._taken_from in paths and self._taken_from in self.tails:
+            self._ahead.fill(self.tails[self._taken_from], paths[self._taken_from], now, max_bytes)
+
     def drop_buffer(self) -> None:
         """Forget what was read and not taken: an idle attempt holds no memory."""
         self._buffer = None
+        self._ahead.clear()
 
     def idle(self, sizes: Mapping[int, int]) -> bool:
         """Whether nothing is buffered and the segments have the sizes up to which they were read."""
@@ -135,6 +147,10 @@ class AttemptReader:
                     return
 
     def _fill_from(self, tail: Tail, paths: Mapping[int, Path], now: float) -> None:
+        ready = self._ahead.take(tail)
+        if ready is not None:
+            self._buffer = (ready, 0, tail.segment)
+            return
         with SegmentFile(paths[tail.segment]) as file:
             while True:
                 chunk = tail.read(file, now, CHUNK_BYTES)

@@ -10,25 +10,19 @@ from dataclasses import asdict, replace
 from functools import partial
 from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import orjson
-from rich.console import Console
-from rich.table import Table
 
 from gapless_uploader.budget import live_runs_carried
 from gapless_uploader.config import UploaderConfig, load_config
-from gapless_uploader.display import PATIENCE_S, ReplayProgress, status_table
-from gapless_uploader.doctor import examine
 from gapless_uploader.events import Event, LineListener, Listener, ServingMetrics, printable
 from gapless_uploader.export import FORMATS, export_run
 from gapless_uploader.lease import Held
-from gapless_uploader.live_table import LiveTable
-from gapless_uploader.metrics_port import Metrics, MetricsServer
 from gapless_uploader.replay import find_run, merged_run
+from gapless_uploader.replay_progress import PATIENCE_S, ReplayProgress
 from gapless_uploader.run_name import is_asked_for
-from gapless_uploader.show import metrics_table
 from gapless_uploader.sink import Misconfigured, Retryable
 from gapless_uploader.sinks import list_sinks
 from gapless_uploader.spool import Spool
@@ -36,6 +30,12 @@ from gapless_uploader.status import read_status
 from gapless_uploader.uploader import Uploader
 from gapless_uploader.watch import watch as run_watch
 from gapless_uploader.wording import label, size
+
+if TYPE_CHECKING:
+    from gapless_uploader.live_table import LiveTable
+    from gapless_uploader.metrics_port import Metrics, MetricsServer
+
+# What only one command needs is imported there: a replay starts sooner without rich and an HTTP server.
 
 REPLAY_GRACE_S = 2.0
 _PATH = click.Path(exists=True, path_type=Path)
@@ -87,9 +87,9 @@ def watch(root: Path, exit_when_done: bool, no_events: bool, dry_run: bool, as_j
     if dry_run:
         _say_plan([root], config, as_json)
         return
-    table = LiveTable.on(sys.stderr) if not as_json else None
+    table = _live_table() if not as_json and sys.stderr.isatty() else None
     lines: LiveTable | LineListener = table or LineListener(sys.stdout if as_json else sys.stderr, as_json)
-    metrics = Metrics() if config.metrics_port is not None else None
+    metrics = _metrics() if config.metrics_port is not None else None
     listener = _both(lines, metrics) if metrics else lines
     with ExitStack() as stack:
         if metrics and config.metrics_port is not None:
@@ -153,6 +153,10 @@ def status(root: Path, as_json: bool, **flags: Any) -> None:
 
     Example: gapless status /shared/spool
     """
+    from rich.console import Console
+
+    from gapless_uploader.display import status_table
+
     config = _config(flags)
     found = read_status([root], config.state, config.crashed_after_s)
     found.notes.extend(_budget_notes(config, sum(run.state == "running" for run in found.runs)))
@@ -177,6 +181,10 @@ def show(path: Path, keys: tuple[str, ...], name: str | None, follow: bool, as_j
 
     Example: gapless show ./gapless train/loss
     """
+    from rich.console import Console
+
+    from gapless_uploader.show import metrics_table
+
     console = Console()
     while True:
         spool = Spool([path])
@@ -231,6 +239,9 @@ def sinks(as_json: bool) -> None:
 
     Example: gapless sinks
     """
+    from rich.console import Console
+    from rich.table import Table
+
     found = list(list_sinks())
     if as_json:
         click.echo(orjson.dumps([asdict(one) for one in found], option=orjson.OPT_INDENT_2).decode())
@@ -255,6 +266,8 @@ def doctor(root: Path | None, as_json: bool, **flags: Any) -> None:
 
     Example: gapless doctor /shared/spool --to wandb --to swanlab
     """
+    from gapless_uploader.doctor import examine
+
     config = _config(flags)
     try:
         made = config.make_sinks() if config.to else []
@@ -361,7 +374,21 @@ def _budget_notes(config: UploaderConfig, live_runs: int) -> list[str]:
     return notes
 
 
+def _live_table() -> LiveTable | None:
+    from gapless_uploader.live_table import LiveTable
+
+    return LiveTable.on(sys.stderr)
+
+
+def _metrics() -> Metrics:
+    from gapless_uploader.metrics_port import Metrics
+
+    return Metrics()
+
+
 def _serve(metrics: Metrics, port: int, listener: Listener) -> MetricsServer:
+    from gapless_uploader.metrics_port import MetricsServer
+
     try:
         server = MetricsServer(metrics, port)
     except OSError as error:

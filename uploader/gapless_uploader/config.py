@@ -185,7 +185,7 @@ def load_config(path: Path | None, **flags: Any) -> UploaderConfig:
     sinks = values.get("sinks", {})
     if not isinstance(sinks, dict) or not all(isinstance(options, dict) for options in sinks.values()):
         raise Misconfigured(f"{source}: sinks must be tables, [sinks.KIND]")
-    known_kinds = known_sinks()
+    known_kinds = known_sinks() if sinks else {}
     for kind in sinks:
         if kind not in known_kinds:
             raise Misconfigured(f"{source}: no sink named {kind!r}; there are: {', '.join(sorted(known_kinds))}")

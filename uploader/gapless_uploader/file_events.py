@@ -32,8 +32,10 @@ _LOST = 3
 class FileEvents(FileSystemEventHandler):
     """Paths that events named, and an event that is set with the first of them. Called from watchdog's threads."""
 
-    def __init__(self, listener: Listener, make_observer: Callable[[], Any] = Observer) -> None:
-        self.wake = Wake()
+    def __init__(
+        self, listener: Listener, make_observer: Callable[[], Any] = Observer, wake: Wake | None = None
+    ) -> None:
+        self.wake = wake or Wake()
         self._listen = listener
         self._make_observer = make_observer
         self._observer: Any = None

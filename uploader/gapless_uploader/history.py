@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from math import isfinite
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,12 @@ class History:
             kind = record.kind
             if kind == "metrics":
                 values = record.data
-                if None in values.values() or record.skip_sinks:
+                try:
+                    # One sum says of all values that they are numbers, and none of them NaN or infinite.
+                    is_plain = isfinite(sum(values.values()))
+                except (TypeError, OverflowError):
+                    is_plain = False
+                if record.skip_sinks or (not is_plain and None in values.values()):
                     values = self._metrics_of(record)
                 step = record.step
                 # Nearly every record is the next step of a known attempt: no call for it that is not needed.
@@ -156,7 +162,7 @@ class History:
                     self.rows += 1
                     self.last_step = self._top = step
                     attempt.steps.add(step)
-                    self._new_row(attempt, record, attempt.base + record.mono, values)
+                    self._new_row(attempt, record, attempt.base + record.mono, values, is_plain)
                 else:
                     self._row(attempt, records, at, values)
             elif kind in ("table", "text", "media"):
@@ -283,9 +289,11 @@ class History:
             attempt.steps.add(step)
             self._amend(attempt, records, at, runtime, values)
 
-    def _new_row(self, attempt: _Attempt, record: Record, runtime: float, values: dict[str, Value]) -> None:
+    def _new_row(
+        self, attempt: _Attempt, record: Record, runtime: float, values: dict[str, Value], is_plain: bool = False
+    ) -> None:
         step = record.step or 0
-        row = Row(step, record.t, runtime, values)
+        row = Row(step, record.t, runtime, values, is_plain)
         self.operations.append(row)
         self._tip = (attempt.header.attempt_id, record.seq, row)
         self._summarise(step, values)
@@ -322,6 +330,8 @@ class History:
             if isinstance(last, Amend):
                 last.changed = tuple(dict.fromkeys((*last.changed, *changed)))
                 last.added = (*(last.added or ()), *added)
+            else:
+                last.is_plain = False
             made: Row | Amend = last
         else:
             made = Amend(step, t, runtime, after, changed, added)

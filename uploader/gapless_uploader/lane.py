@@ -32,12 +32,13 @@ class Lane:
         call_timeout_s: float,
         budget: Budget | None = None,
         executor: Executor | None = None,
+        on_step_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.sink = sink
         self.name = f"{sink.kind}:{sink.target}"
         self.budget = budget
         self.workers: Workers[RunKey, Outcome] = Workers(
-            size, call_timeout_s, executor=executor, name=f"sink {self.name}"
+            size, call_timeout_s, executor=executor, name=f"sink {self.name}", on_end=on_step_end
         )
         self.pipelines: dict[RunKey, Pipeline] = {}
         self.not_before = 0.0
@@ -48,6 +49,8 @@ class Lane:
         self._waiting: Agenda[RunKey] = Agenda()
         self._budget_due: float | None = None
         self._crashes: dict[RunKey, int] = {}
+        self._prepare: Callable[[], None] | None = getattr(sink, "prepare", None)
+        """What the sink does once, before the first step: it may take its time beside the reading."""
         self._meters_itself = budget is not None and hasattr(sink, "meter")
         if self._meters_itself and budget is not None:
             sink.meter = budget.meter  # type: ignore[attr-defined]
@@ -95,6 +98,9 @@ class Lane:
 
     def start(self, key: RunKey, files: Files, now: float, check: Callable[[], None]) -> None:
         """Run one step of the run in a worker; `check` raises there when it must not be."""
+        if self._prepare is not None:
+            self._prepare()
+            self._prepare = None
         if self.budget is not None:
             self.budget.reserve()
         self.workers.start(key, now, self._step, self.pipelines[key], files, now, check)

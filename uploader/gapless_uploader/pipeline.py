@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,15 +114,31 @@ class Pipeline:
     ) -> None:
         self.key = key
         self.sink = sink
-        self.saved = saved or {}
-        """The progress that is durable, or will be with the next commit."""
         self._snapshot = snapshot
         self._save_snapshot = save_snapshot
         self._options = options or PipelineOptions()
         self._jitter = jitter
+        self._session: Session | None = None
+        self._failures = 0
+        self._parks = 0
+        self._slice = sink.capabilities.max_operations
+        self._heartbeat_at = 0.0
+        self._active_at = 0.0
+        self.not_before = 0.0
+        """Monotonic seconds before which a step is of no use."""
+        self._stand_at(saved or {})
+
+    def _stand_at(self, saved: dict[str, Any]) -> None:
+        """Go on from `saved`, which is durable; nothing else is known."""
+        self.saved = saved
+        """The progress that is durable, or will be with the next commit, or with the proof of what runs ahead."""
+        self._durable = saved
+        """What was last handed out to be made durable."""
+        self._is_ahead = False
+        """The tracker said yes to more than what is proved: the progress is kept back until it is."""
+        self._rows_ahead = 0
         self._reader: RunReader | None = None
         self._history: History | None = None
-        self._session: Session | None = None
         self._pending: list[Operation] = []
         self._done = 0
         self._end: dict[str, Any] | None = None
@@ -139,25 +156,20 @@ class Pipeline:
         self._batch_state: list[Any] = self.saved.get("batch_state", [None, None])
         """State and exit code that the tracker held when the batch at hand was formed."""
         self._since_snapshot = 0
-        self._failures = 0
-        self._parks = 0
-        self._slice = sink.capabilities.max_operations
-        self._heartbeat_at = 0.0
-        self._active_at = 0.0
         self._flush_due: bool = self.saved.get("flush", False)
         self._rewound: int | None = None
         """A step from which uploaded rows were rewound, until a fresh generation has begun."""
-        self._rewinds: list[list[int]] = self.saved.get("rewinds", [])
+        self._rewinds: list[list[int]] = [*self.saved.get("rewinds", [])]
         """[from, to] of the steps that were uploaded and rewound in this generation, where the tracker keeps them."""
         self._is_behind = False
         """The last reading left something for the next one."""
+        self._is_full = False
+        """The last reading ended at a limit, and not where the spool does."""
         self._looked_at: Mapping[str, Mapping[int, int]] | None = None
-        self.not_before = 0.0
-        """Monotonic seconds before which a step is of no use."""
 
     def idle(self, files: Files) -> bool:
         """Whether a step would find nothing to do, known without reading anything."""
-        if self._pending or self._flush_due or self._rewound is not None or self.saved.get("end"):
+        if self._pending or self._flush_due or self._is_ahead or self._rewound is not None or self.saved.get("end"):
             return False
         if self._looked_at is not None and files.sizes == self._looked_at:
             return not files.crashed or self._state in ENDS
@@ -192,11 +204,28 @@ class Pipeline:
             self._parks += 1
             self.not_before = now + PARKED_S
             self._close_session()
+            if self._is_ahead:
+                # Nobody proves what ran ahead any more: the next session finds out from the tracker where it stands.
+                self._stand_at(self._durable)
+                outcome.progress, outcome.rows = None, 0
         else:
             if (self._failures or self._parks) and (outcome.rows or outcome.progress):
                 outcome.recovered_after, self._failures, self._parks = self._failures + self._parks, 0, 0
         self._note_trouble(outcome)
+        self._keep_back(outcome)
         return outcome
+
+    def _keep_back(self, outcome: Outcome) -> None:
+        """Let out of a step only what is proved."""
+        if not self._is_ahead:
+            outcome.rows, self._rows_ahead = outcome.rows + self._rows_ahead, 0
+            self._durable = outcome.progress or self._durable
+            return
+        self._rows_ahead, outcome.rows = self._rows_ahead + outcome.rows, 0
+        trouble = self.saved.get("trouble")
+        is_told = trouble == self._durable.get("trouble")
+        outcome.progress = None if is_told else {**self._durable, "trouble": trouble}
+        self._durable = outcome.progress or self._durable
 
     def _note_trouble(self, outcome: Outcome) -> None:
         """Keep with the progress why it does not move, for whoever asks from outside."""
@@ -207,9 +236,9 @@ class Pipeline:
             outcome.progress = {**(outcome.progress or self._progress()), "trouble": trouble}
 
     def troubled(self, why: str) -> dict[str, Any]:
-        """The progress as it was saved last, with why it does not move: for a pipeline that is of no use any more."""
+        """The durable progress, with why it does not move: for a pipeline that is of no use any more."""
         place = {"project": self.key[0], "run": self.key[1], "sink": f"{self.sink.kind}:{self.sink.target}"}
-        return {"cursor": {}, **self.saved, **place, "trouble": why}
+        return {"cursor": {}, **self._durable, **place, "trouble": why}
 
     def heartbeat_due(self, now: float) -> bool:
         """Whether the tracker has to hear that the training lives."""
@@ -226,7 +255,8 @@ class Pipeline:
         The next row opens it again. A tracker that wants heartbeats keeps its session while the run lives. Raises what
         a session's close raises.
         """
-        quiet = self._session is not None and not self._pending and not self._flush_due and self._rewound is None
+        open_ends = self._pending or self._flush_due or self._is_ahead or self._rewound is not None
+        quiet = self._session is not None and not open_ends
         lives = self.sink.capabilities.heartbeat_s is not None and self._state in (None, "running")
         if quiet and not lives and now - self._active_at >= REST_S:
             self._close_session()
@@ -236,6 +266,7 @@ class Pipeline:
         try:
             if self._session is not None:
                 self._memo = self._session.flush()
+                self._is_ahead = False
                 return self._progress()
             return None
         finally:
@@ -260,8 +291,10 @@ class Pipeline:
             if self._reader is None:
                 return  # a fresh generation begins with the next step
         if self._pending:
-            if not self._write(history, now, outcome):
+            if not self._write(reader, history, files, now, outcome):
                 return
+        elif self._is_ahead:
+            self._prove(outcome)
         elif self._flush_due:
             if self._session is None:
                 self._session = self.sink.open(self._view(history), self._memo)
@@ -295,6 +328,7 @@ class Pipeline:
             count += len(taken.records)
             if count >= can.max_operations:
                 break
+        self._is_full = count >= can.max_operations or outcome.num_bytes >= can.max_bytes
         self._is_behind = any(not a.idle(files.sizes.get(name, {})) for name, a in reader.attempts.items())
         history.conclude(files.crashed and not count and not reader.waits_for_blocks)
         outcome.damage.extend(reader.take_damage())
@@ -334,10 +368,15 @@ class Pipeline:
         step = _step_of(operation)
         return any(first <= step <= last for first, last in self._rewinds)
 
-    def _write(self, history: History, now: float, outcome: Outcome) -> bool:
+    def _write(self, reader: RunReader, history: History, files: Files, now: float, outcome: Outcome) -> bool:
         """Write one slice; False when the step ends here."""
         can = self.sink.capabilities
-        if can.settles_intents and not self._intent_saved and _has_rows(self._pending):
+        if self._is_ahead and not self._intent_saved and not self._is_full:
+            # Only a batch that is made the same when it is read again may run ahead without a durable end: one of
+            # full size, or the one whose end was made durable before. What reaches the spool's end may grow.
+            self._prove(outcome)
+            return False
+        if can.settles_intents and not self._intent_saved and not self._is_ahead and _has_rows(self._pending):
             self._intent_saved = True
             outcome.progress = self._progress()
             outcome.more = True
@@ -346,17 +385,29 @@ class Pipeline:
             self._session = self.sink.open(self._view(history), self._memo)
         self._active_at = now
         part = self._pending[: self._slice]
+        batch = Batch(part, self._view(history), self._uncertain, self._place())
+        if self._is_behind:
+            batch.meanwhile = partial(reader.read_ahead, files.paths, files.sizes, now, can.max_bytes)
         try:
-            ack = self._session.write(Batch(part, self._view(history), self._uncertain, self._place()))
+            ack = self._session.write(batch)
         except Rejected as error:
             self._rejected(error, outcome)
             return True
         except (Retryable, Parked, Misconfigured, OSError):
             self._uncertain = True
             raise
+        self._is_ahead = not ack.is_proved
         self._acknowledge(part[: ack.done], ack.memo, ack.refused, outcome)
         self._heartbeat_at = now + (can.heartbeat_s or 0.0)
         return True
+
+    def _prove(self, outcome: Outcome) -> None:
+        """Wait until the tracker shows what it said yes to. Raises what a session's flush raises."""
+        if self._session is not None:
+            self._memo = self._session.flush()
+        self._is_ahead = False
+        outcome.progress = self._progress()
+        outcome.more = True
 
     def _acknowledge(self, done: list[Operation], memo: Memo, refused: list[Refusal], outcome: Outcome) -> None:
         self._memo = memo
@@ -393,7 +444,7 @@ class Pipeline:
         outcome.progress["t"] = history.last_t
         outcome.progress["attempts"] = history.compact()
         self.saved = outcome.progress
-        if self._since_snapshot >= SNAPSHOT_BYTES and self._save_snapshot is not None:
+        if self._since_snapshot >= SNAPSHOT_BYTES and self._save_snapshot is not None and not self._is_ahead:
             self._since_snapshot = 0
             self._save_snapshot({"cursor": cursor, "generation": self._generation, "history": history.to_json()})
 
@@ -426,6 +477,7 @@ class Pipeline:
                 self._session = self.sink.open(old, self._memo)
             self._session.write(Batch([Superseded(fresh)], old))
         self._close_session()
+        self._is_ahead = False
         self._generation += 1
         self._memo, self._acked_top, self._state, self._exit_code = {}, -1, None, None
         self._pending, self._done, self._end, self._since_snapshot, self._rewinds = [], 0, None, 0, []
@@ -438,6 +490,7 @@ class Pipeline:
     def _rejoin(self, found: Resume, files: Files, now: float, outcome: Outcome) -> None:
         """Stand where the tracker stands. Nothing is made durable: until the next yes the tracker says it again."""
         self._close_session()
+        self._is_ahead = False
         self._reader = self._history = None
         self._pending, self._done, self._end, self._since_snapshot = [], 0, None, 0
         self._memo, self._generation, self._state, self._exit_code = found.memo, found.generation, None, None
@@ -586,7 +639,7 @@ class Pipeline:
             "state": self._state,
             "exit_code": self._exit_code,
             "batch_state": self._batch_state,
-            "rewinds": self._rewinds,
+            "rewinds": [*self._rewinds],
             "flush": self._flush_due,
         }
 

@@ -6,6 +6,7 @@ Reading is bounded by bytes; what was read and not taken is dropped when nobody 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,13 @@ class RunReader:
             taken_bytes += taken.end - taken.start
             if taken.records:
                 yield reader.header.attempt_id, taken
+
+    def read_ahead(self, paths: Paths, sizes: Sizes, now: float, max_bytes: int) -> None:
+        """Decode about `max_bytes` of what `read` hands out next, and move nothing. What fails is left to `read`."""
+        for name, reader in self.attempts.items():
+            if not reader.idle(sizes.get(name, {})):
+                with suppress(OSError, ValueError):
+                    reader.read_ahead(paths.get(name, {}), now, max_bytes)
 
     def bound(self, cursor: Cursor) -> None:
         """Read no further than `cursor` from now on: what a batch held is read again, and nothing else."""

@@ -7,7 +7,7 @@ time. A batch may come twice: the process can die between the tracker's yes and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -152,6 +152,9 @@ class Batch:
     """These operations may have been applied before, whole or in part: the answer never came."""
     place: Place = field(default_factory=Place)
     """Where the first of the operations stands; a tracker that can hold it lets a lost state double nothing."""
+    meanwhile: Callable[[], None] = lambda: None
+    """Work of the uploader's for the time in which the tracker answers. A sink may call it once its request has left,
+    in the thread of `write`; it takes as long as reading the next batch, and raises nothing."""
 
 
 @dataclass(slots=True)
@@ -170,6 +173,9 @@ class Ack:
     done: int
     memo: Memo
     refused: list[Refusal] = field(default_factory=list)
+    is_proved: bool = True
+    """False: the tracker said yes and is still asked to show it. It counts with the next ack that is proved, or with
+    `flush`; until then nothing of it is made durable, and later batches may be written."""
 
 
 class Session(Protocol):

@@ -106,6 +106,8 @@ class Uploader:
         self._listen = listener
         self._jitter = jitter
         self._wall = wall
+        self.on_step_end: Callable[[], None] = lambda: None
+        """Called from a worker's thread when a step of it has ended: the next turn has something to collect."""
         self.lanes = {name: self._lane(sink, executor, clock) for name, sink in self.sinks.items()}
         self._routes = Routes(
             self.lanes,
@@ -247,7 +249,9 @@ class Uploader:
     def _lane(self, sink: Sink, executor: Executor | None, clock: Callable[[], float]) -> Lane:
         limits = self.options.budgets.get(sink.kind)
         budget = Budget(limits, clock) if limits is not None and limits != Limits() else None
-        return Lane(sink, self.options.workers, self.options.call_timeout_s, budget, executor)
+        return Lane(
+            sink, self.options.workers, self.options.call_timeout_s, budget, executor, lambda: self.on_step_end()
+        )
 
     def _note(self, key: RunKey, now: float) -> None:
         run = self.spool.runs[key]

@@ -12,15 +12,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from gapless_uploader import events
 from gapless_uploader.events import Listener
-from gapless_uploader.file_events import FileEvents
 from gapless_uploader.uploader import Uploader
 from gapless_uploader.wake import Wake
 
+if TYPE_CHECKING:
+    from gapless_uploader.file_events import FileEvents
+
 DEBOUNCE_S = 0.05
 MAX_SLEEP_S = 1.0
+BUSY_S = 0.05
+"""While a step is on its way; its end wakes the loop."""
 
 
 class Stop:
@@ -66,27 +71,38 @@ def watch(
     use_events: bool = True,
 ) -> str | None:
     """Turn until a signal comes or `until` says so; the signal's name, if one came. Raises `Held` and OSError."""
-    file_events = FileEvents(listener)
-    stop = Stop()
-    with stop.listening(file_events.wake):
+    wake, stop = Wake(), Stop()
+    hints: FileEvents | None = None
+    uploader.on_step_end = wake.set
+    with stop.listening(wake):
         try:
             if use_events:
-                file_events.start(uploader.spool.paths)
+                hints = _hints(listener, wake)
+                hints.start(uploader.spool.paths)
             while stop.signal is None:
                 now = time.monotonic()
-                for path in file_events.take():
+                wake.clear()
+                for path in hints.take() if hints is not None else ():
                     uploader.spool.hint(path)
                 busy = uploader.turn(now)
-                file_events.compare(uploader.spool.unhinted, now)
+                if hints is not None:
+                    hints.compare(uploader.spool.unhinted, now)
                 on_turn(now)
                 if not busy and until(uploader, now):
                     break
-                wait = 0.005 if busy else min(uploader.next_due(now), MAX_SLEEP_S)
-                if file_events.wake.wait(wait) and not busy and stop.signal is None:
+                wait = BUSY_S if busy else min(uploader.next_due(now), MAX_SLEEP_S)
+                if wake.wait(wait) and not busy and stop.signal is None:
                     time.sleep(DEBOUNCE_S)
             if stop.signal is not None:
                 listener(events.Stopping(stop.signal))
         finally:
-            file_events.stop()
+            if hints is not None:
+                hints.stop()
             uploader.stop()
     return stop.signal
+
+
+def _hints(listener: Listener, wake: Wake) -> FileEvents:
+    from gapless_uploader.file_events import FileEvents  # watchdog, of which a replay has no use
+
+    return FileEvents(listener, wake=wake)

@@ -91,11 +91,14 @@ class Workers(Generic[K, T]):
         max_stuck: int = MAX_STUCK,
         executor: Executor | None = None,
         name: str = "worker",
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_end` is called with the end of each call, in its thread."""
         self.size = size
         self.call_timeout_s = call_timeout_s
         self._max_stuck = max_stuck
         self._executor = executor or DaemonThreads(size, name)
+        self._on_end = on_end
         self._calls: dict[K, _Call[T]] = {}
 
     def __contains__(self, key: K) -> bool:
@@ -128,7 +131,9 @@ class Workers(Generic[K, T]):
         """Run `fn(*args)` for `key`, which has no call on its way."""
         if key in self._calls:
             raise RuntimeError(f"{key!r} has a call on its way")
-        self._calls[key] = _Call(self._executor.submit(fn, *args), now)
+        future = self._executor.submit(fn, *args)
+        self._calls[key] = _Call(future, now)
+        future.add_done_callback(lambda _: self._on_end())
 
     def overdue(self, now: float, limit_s: float | None = None) -> list[K]:
         """Keys whose call ran over the limit since this was last asked; they are stuck from now on."""

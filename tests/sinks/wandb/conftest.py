@@ -9,6 +9,7 @@ import pytest
 
 from tests.servers.wandb_server import WandbServer
 from tests.sinks.wandb.lives import Clock, Lives
+from tests.sinks.wandb.loopback import let_questions_end
 from tests.wandb_spool import Attempt
 
 
@@ -21,6 +22,8 @@ def clock() -> Clock:
 def server(clock: Clock) -> Iterator[WandbServer]:
     with WandbServer(clock=clock) as made:
         yield made
+        made.faults.disarm()
+        let_questions_end()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gapless_uploader.sinks._wandb_ahead import ASKER
 from gapless_uploader.sinks._wandb_http import Credentials
 from gapless_uploader.sinks.wandb import WandbSink
 from tests.servers.wandb_server import DEFAULT_KEY, WandbServer
@@ -22,3 +23,8 @@ class LoopbackSink(WandbSink):
 
 def make_sink(server: WandbServer, **options: Any) -> LoopbackSink:
     return LoopbackSink(server.url, **options)
+
+
+def let_questions_end() -> None:
+    """Wait for read-backs on their way: asked of a server that is gone, they would hold up the next test's."""
+    ASKER.ask(dict).result()

@@ -16,6 +16,7 @@ from gapless_uploader.sinks._wandb_http import Credentials
 from gapless_uploader.sinks._wandb_reader import READER
 from tests.servers.wandb_server import DEFAULT_KEY, ServerProcess, Staleness, WandbServer
 from tests.sinks.wandb.lives import Clock, Lives, some
+from tests.sinks.wandb.loopback import let_questions_end
 from tests.wandb_spool import Attempt
 
 FAULTS: list[dict[str, Any]] = [
@@ -108,6 +109,7 @@ class Chaos:
             ours = lambda request: request.headers.get("user-agent") == "gapless"  # noqa: E731
             self.server.arm(endpoint, **fault, count=chance.randint(1, 3), predicate=ours)
         elif what < 0.32:
+            let_questions_end()  # `wandb.Api` would wait for 30 s
             self.server.down()
             lives.step()
             self.server.up()
@@ -149,6 +151,8 @@ def play(folder: Path, seed: int, num_rows: int) -> Chaos:
         chaos.play()
         chaos.check()
     finally:
+        chaos.server.faults.disarm()
+        let_questions_end()
         chaos.server.close()
     return chaos
 

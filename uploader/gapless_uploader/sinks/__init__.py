@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
-from inspect import Parameter, signature
 from typing import Any
 
 from gapless_uploader.sink import Misconfigured, Sink
@@ -34,6 +32,8 @@ SINKS = {
 
 def known_sinks() -> dict[str, str]:
     """Kind -> `module:class` of every sink that is installed, ours and others'."""
+    from importlib.metadata import entry_points  # reads every package's list: not for one of ours
+
     found = {point.name: point.value for point in entry_points(group="gapless.sinks")}
     return {**found, **SINKS}
 
@@ -41,23 +41,30 @@ def known_sinks() -> dict[str, str]:
 def make_sink(spec: str, options: dict[str, Any] | None = None) -> Sink:
     """The sink that `spec` names: `kind` or `kind:target`. Raises Misconfigured for an unknown kind or option."""
     kind, _, target = spec.partition(":")
-    known = known_sinks()
+    known = SINKS if kind in SINKS else known_sinks()
     if kind not in known:
         raise Misconfigured(f"no sink named {kind!r}; there are: {', '.join(sorted(known))}")
     module, _, name = known[kind].partition(":")
     made = getattr(import_module(module), name)
-    known_options = signature(made).parameters
-    takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known_options.values())
-    own = list(known_options)[1:]  # the first is the target, which stands behind `kind:`
-    for option in options or {}:
-        if option not in own and not (takes_all and option not in known_options):
-            listed = ", ".join(own) or "none"
-            raise Misconfigured(f"sink {kind!r} has no option {option!r}; there are: {listed}")
+    if options:
+        _check_options(kind, made, options)
     try:
         sink: Sink = made(target, **(options or {}))
     except TypeError as error:
         raise Misconfigured(f"sink {kind!r}: {error}") from None
     return sink
+
+
+def _check_options(kind: str, made: Any, options: dict[str, Any]) -> None:
+    from inspect import Parameter, signature
+
+    known = signature(made).parameters
+    takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known.values())
+    own = list(known)[1:]  # the first is the target, which stands behind `kind:`
+    for option in options:
+        if option not in own and not (takes_all and option not in known):
+            listed = ", ".join(own) or "none"
+            raise Misconfigured(f"sink {kind!r} has no option {option!r}; there are: {listed}")
 
 
 @dataclass(frozen=True, slots=True)

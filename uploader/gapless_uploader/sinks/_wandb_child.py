@@ -1,32 +1,43 @@
 """The `wandb` package, in a process of its own: it knows credentials and hosts, and reads back what W&B holds.
 
-It reads one JSON object a line and answers each with one. It stays out of the uploader's process because the package
-takes 60 MB, starts a service of its own, and may hang; it ends when its standard input does.
+It reads one JSON object a line and answers each with one, all but `connect`, which only prepares it for the questions
+to come. It stays out of the uploader's process because the package takes 60 MB, starts a service of its own, and may
+hang; it ends when its standard input does. Run as a file, it imports nothing of ours.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+from contextlib import suppress
 from typing import Any
 
+Apis = dict[tuple[str, str], Any]
+"""(host, key) -> what speaks to it."""
 
-def answer(request: dict[str, Any], apis: dict[tuple[str, str], Any]) -> dict[str, Any]:
+
+def answer(request: dict[str, Any], apis: Apis) -> dict[str, Any]:
     """What the parent asked for. Raises what the package raises."""
-    import wandb
-
     if request["do"] == "credentials":
         return credentials(request.get("base_url"))
-    key = (request["base_url"], request["api_key"])
-    if key not in apis:
-        apis[key] = wandb.Api(overrides={"base_url": key[0]}, api_key=key[1], timeout=request["timeout_s"])
-    api = apis[key]
+    api = connected(request, apis)
     api.flush()  # its cache would show a run as it was
     run = api.run(request["path"])
     rows: list[dict[str, Any]] = []
     for first, last in request["steps"]:
         rows.extend(run.scan_history(page_size=max(1, last - first + 1), min_step=first, max_step=last + 1))
     return {"rows": rows, "state": run.state, "progress": dict(run.summary).get("_gapless")}
+
+
+def connected(request: dict[str, Any], apis: Apis) -> Any:
+    """The `wandb.Api` for the request's host and key."""
+    import wandb
+
+    key = (request["base_url"], request["api_key"])
+    if key not in apis:
+        apis[key] = wandb.Api(overrides={"base_url": key[0]}, api_key=key[1], timeout=request["timeout_s"])
+    return apis[key]
 
 
 def credentials(base_url: str | None) -> dict[str, Any]:
@@ -45,6 +56,16 @@ def credentials(base_url: str | None) -> dict[str, Any]:
     }
 
 
+def load() -> None:
+    """Import the package before anybody asks: that takes a second. Nothing of it is garbage, so none is looked for."""
+    gc.disable()
+    import wandb
+
+    _ = wandb.Api  # imported when first named
+    gc.freeze()
+    gc.enable()
+
+
 def main() -> None:
     """Answer until the parent is gone."""
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
@@ -53,10 +74,17 @@ def main() -> None:
     # What the package prints must not be taken for an answer, nor may it ask anybody anything.
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
-    apis: dict[tuple[str, str], Any] = {}
+    apis: Apis = {}
+    with suppress(Exception):  # whoever asks is told why
+        load()
     for line in requests:
+        request = json.loads(line)
+        if request["do"] == "connect":
+            with suppress(Exception):
+                connected(request, apis)
+            continue
         try:
-            found = answer(json.loads(line), apis)
+            found = answer(request, apis)
         except Exception as error:  # noqa: BLE001 - whatever a vendor raises is the answer
             found = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
         answers.write(json.dumps(found, default=dict) + "\n")

@@ -19,13 +19,14 @@ ANSWER_S = 60.0
 
 
 class ChildProcess:
-    """Runs `python -m module`. Not thread safe."""
+    """Runs a file of ours. Not thread safe."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, file: Path) -> None:
         self._rest = b""
         self._folder = tempfile.TemporaryDirectory(prefix="gapless-wandb-", ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            # -P: the file's own folder, in which a module of ours is called wandb, stays off its path.
+            [sys.executable, "-P", str(file)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -39,16 +40,18 @@ class ChildProcess:
         """Whether it still runs."""
         return self._process.poll() is None
 
+    def tell(self, message: dict[str, Any]) -> None:
+        """Say what has no answer. Raises OSError and ValueError when it is gone."""
+        stdin = cast(IO[bytes], self._process.stdin)
+        stdin.write(json.dumps(message, default=str).encode() + b"\n")
+        stdin.flush()
+
     def ask(self, question: dict[str, Any], within_s: float = ANSWER_S) -> dict[str, Any]:
         """The answer. Raises Retryable when there is none in time, or when it is an error."""
         line = b""
-        try:
-            stdin = cast(IO[bytes], self._process.stdin)
-            stdin.write(json.dumps(question, default=str).encode() + b"\n")
-            stdin.flush()
+        with suppress(OSError, ValueError):
+            self.tell(question)
             line = self._line(time.monotonic() + within_s)
-        except (OSError, ValueError):
-            pass
         if not line:
             self.close()
             raise Retryable("wandb, in its own process, gave no answer; it is started again")

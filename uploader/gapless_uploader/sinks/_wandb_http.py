@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,9 +60,10 @@ class Http:
             raise Retryable(f"{operation}: {_first_message(errors)}")
         return data
 
-    def stream(self, path: str, body: bytes) -> None:
-        """Post to a run's file_stream. Raises Retryable, Rejected (too_large for 413) or Parked."""
-        self._json("POST", path, body, "file_stream")
+    def stream(self, path: str, body: bytes, meanwhile: Callable[[], None] | None = None) -> None:
+        """Post to a run's file_stream; `meanwhile` is called when the request has left. Raises Retryable, Rejected
+        (too_large for 413) or Parked."""
+        self._json("POST", path, body, "file_stream", meanwhile)
 
     def put(self, url: str, headers: list[str], content: bytes) -> None:
         """Upload bytes to the address that the server gave. Raises Retryable, Rejected or Parked."""
@@ -75,12 +76,14 @@ class Http:
                 raise Rejected(f"upload: W&B's storage takes no file of {len(content)} bytes (413)")
             raise Retryable(f"upload: the storage answered {status}", wait)
 
-    def _json(self, method: str, path: str, body: bytes, what: str) -> dict[str, Any]:
+    def _json(
+        self, method: str, path: str, body: bytes, what: str, meanwhile: Callable[[], None] | None = None
+    ) -> dict[str, Any]:
         for anew in (False, True):
             credentials = self._credentials(anew)
             headers = {"Content-Type": "application/json", "User-Agent": self._agent}
             url = credentials.base_url + path
-            status, content, wait = self._send(method, url, body, headers, what, credentials)
+            status, content, wait = self._send(method, url, body, headers, what, credentials, meanwhile)
             if status != 401:
                 break
             self._local.session = None
@@ -104,6 +107,7 @@ class Http:
         headers: dict[str, str],
         what: str,
         credentials: Credentials | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[int, bytes, float | None]:
         import requests
         from urllib3.exceptions import HTTPError
@@ -119,7 +123,7 @@ class Http:
             with session.request(
                 method,
                 url,
-                data=body,
+                data=body if meanwhile is None else _Body(body, meanwhile),
                 headers=headers,
                 auth=auth,
                 timeout=(min(CONNECT_S, self._timeout_s), self._timeout_s),
@@ -133,6 +137,21 @@ class Http:
             raise Retryable(f"{what}: {_cause(error)} ({_host(url)})") from None
         except (OSError, ValueError) as error:
             raise Retryable(f"{what}: {type(error).__name__} ({_host(url)})") from None
+
+
+class _Body:
+    """A request's body after which there is something to do before the answer is read."""
+
+    def __init__(self, content: bytes, meanwhile: Callable[[], None]) -> None:
+        self._content = content
+        self._meanwhile = meanwhile
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._content
+        self._meanwhile()
 
 
 def outcome(what: str, status: int, content: bytes, wait: float | None) -> None:

@@ -37,14 +37,17 @@ def spool_key(key: str) -> str:
     return key[1:] if key[:1] == "~" and key.lstrip("~") in KEPT_BY_WANDB else key
 
 
-def quick_body(values: Mapping[str, Value]) -> str | None:
-    """The values as a JSON object, if they are plain and finite and every key keeps its name; else None."""
+def quick_body(values: Mapping[str, Value], is_finite: bool = False) -> str | None:
+    """The values as a JSON object, if they are plain and finite and every key keeps its name; else None.
+
+    `is_finite`: that is known already.
+    """
     try:
         body = dumps(values, option=_OPTIONS)
     except TypeError:
         return None
     # `null` may stand for NaN, and a tilde may begin a key that W&B keeps.
-    if b"null" in body or b"~" in body or not KEPT_BY_WANDB.isdisjoint(values):
+    if b"~" in body or not values.keys().isdisjoint(KEPT_BY_WANDB) or (not is_finite and b"null" in body):
         return None
     return body.decode()
 

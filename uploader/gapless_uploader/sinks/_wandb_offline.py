@@ -20,7 +20,7 @@ from gapless_uploader.sinks._wandb_describe import git_of, program_of, project_n
 from gapless_uploader.sinks._wandb_files import RunPlace
 from gapless_uploader.sinks._wandb_lines import TooBig, plain
 
-_MODULE = "gapless_uploader.sinks._wandb_offline_child"
+_FILE = Path(__file__).with_name("_wandb_offline_child.py")
 _ROWS_AT_ONCE = 1_000
 
 
@@ -30,7 +30,7 @@ class OfflineFolder:
     def __init__(self, folder: Path, place: RunPlace, run: RunView) -> None:
         """Start the client. Raises Retryable and OSError."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._child = ChildProcess(_MODULE)
+        self._child = ChildProcess(_FILE)
         remote, commit = git_of(run)
         names = ("name", "group", "job_type", "tags", "notes", "config", "axes", "host")
         self.top = -1

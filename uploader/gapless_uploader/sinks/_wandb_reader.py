@@ -8,13 +8,15 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from gapless_uploader.sink import Retryable
 from gapless_uploader.sinks._wandb_child_process import ChildProcess
 from gapless_uploader.sinks._wandb_http import Credentials
 
-_MODULE = "gapless_uploader.sinks._wandb_child"
+_FILE = Path(__file__).with_name("_wandb_child.py")
 
 
 class Reader:
@@ -27,8 +29,20 @@ class Reader:
 
     def start(self) -> None:
         """Begin to load the package, and return at once."""
-        with self._lock:
-            self._started()
+        if self._lock.acquire(blocking=False):  # else somebody asks it right now
+            try:
+                self._started()
+            finally:
+                self._lock.release()
+
+    def connect(self, found: Credentials) -> None:
+        """Let the package get ready for `look` at this host, and return at once."""
+        if self._lock.acquire(blocking=False):
+            try:
+                with suppress(OSError, ValueError):  # the question itself finds out, and starts another child
+                    self._started().tell({"do": "connect", **_where(found)})
+            finally:
+                self._lock.release()
 
     def credentials(self, base_url: str | None, anew: bool) -> dict[str, Any]:
         """`base_url`, `api_key` (None where there is none) and `proxies` as `wandb` finds them. Raises Retryable."""
@@ -38,8 +52,7 @@ class Reader:
 
     def look(self, found: Credentials, path: str, steps: list[tuple[int, int]]) -> dict[str, Any]:
         """`rows` in closed ranges of steps, `state` and `progress` of a run, through `wandb.Api`. Raises Retryable."""
-        where = {"base_url": found.base_url, "api_key": found.api_key, "path": path}
-        return self._ask({"do": "look", **where, "steps": steps, "timeout_s": 30})
+        return self._ask({"do": "look", **_where(found), "path": path, "steps": steps})
 
     def close(self) -> None:
         """End the child, also while somebody waits for it. May be called twice; the next question starts another."""
@@ -67,13 +80,17 @@ class Reader:
             self._environment = matters
             atexit.unregister(self.close)
             atexit.register(self.close)
-            self._child = ChildProcess(_MODULE)
+            self._child = ChildProcess(_FILE)
         return self._child
 
     def _stop(self) -> None:
         child, self._child = self._child, None
         if child is not None:
             child.close()
+
+
+def _where(found: Credentials) -> dict[str, Any]:
+    return {"base_url": found.base_url, "api_key": found.api_key, "timeout_s": 30}
 
 
 def _matters(name: str) -> bool:

@@ -19,34 +19,35 @@ from gapless_uploader.sinks._wandb_progress import Progress
 
 def request_body(draft: Draft, before: Progress, summary: str, names: list[str], end: str | None) -> bytes:
     """The request of a draft that follows on `before`; `names` are files that went up, `end` how the run ended."""
-    files = []
+    # Parts that are joined once: a request may have megabytes, and each copy is fresh memory.
+    parts = [b'{"files":{']
     if draft.lines:
-        files.append(stream_file("wandb-history.jsonl", before.lines, draft.lines))
+        parts += [*stream_file("wandb-history.jsonl", before.lines, draft.lines), b","]
     if draft.events:
-        files.append(stream_file("wandb-events.jsonl", before.events, draft.events))
+        parts += [*stream_file("wandb-events.jsonl", before.events, draft.events), b","]
     if draft.output:
-        files.append(stream_file("output.log", before.output, draft.output))
-    body = b'{"files":{%b}' % b",".join([*files, summary_file(summary)])
+        parts += [*stream_file("output.log", before.output, draft.output), b","]
+    parts += [summary_file(summary), b"}"]
     if names:
-        body += b',"uploaded":%b' % orjson.dumps(names)
+        parts += [b',"uploaded":', orjson.dumps(names)]
     if end in ("finished", "failed"):
         code = draft.run.exit_code
-        body += b',"complete":true,"exitcode":%d' % ((code or 0) if end == "finished" else (code or 1))
-    return body + b"}"
+        parts.append(b',"complete":true,"exitcode":%d' % ((code or 0) if end == "finished" else (code or 1)))
+    return b"".join([*parts, b"}"])
 
 
-def stream_file(name: str, offset: int, lines: list[str]) -> bytes:
-    """One file of a request."""
+def stream_file(name: str, offset: int, lines: list[str]) -> tuple[bytes, bytes, bytes]:
+    """One file of a request, in parts."""
     try:
         content = orjson.dumps(lines)
     except TypeError:  # a lone surrogate
         content = json.dumps(lines).encode()
-    return b'"%b":{"offset":%d,"content":%b}' % (name.encode(), offset, content)
+    return b'"%b":{"offset":%d,"content":' % (name.encode(), offset), content, b"}"
 
 
 def summary_file(summary: str) -> bytes:
     """The summary, which is one line that is written anew each time."""
-    return stream_file("wandb-summary.json", 0, [summary])
+    return b"".join(stream_file("wandb-summary.json", 0, [summary]))
 
 
 def summary_text(run: RunView, progress: Progress, held: dict[str, Any], max_bytes: int) -> str:

@@ -1,23 +1,28 @@
 """One run at W&B. A write is one request with lines, summary and progress together; what it carried counts when W&B
 said yes, and for the first of a session and the last of a run when `wandb.Api` shows it.
+
+Requests of new rows may follow the first before it is shown; their acks say so. Whatever else a batch holds waits.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import quote
 
 from gapless_uploader.operations import State
 from gapless_uploader.sink import Ack, Batch, Memo, Place, Refusal, Rejected, Resume, Retryable, RunView
 from gapless_uploader.sinks import _wandb_queries as queries
+from gapless_uploader.sinks._wandb_ahead import ASKER, Ahead
 from gapless_uploader.sinks._wandb_describe import config_text, git_of, program_of, tags_of
 from gapless_uploader.sinks._wandb_draft import Draft, Limits
 from gapless_uploader.sinks._wandb_files import RunPlace, send_artifact, upload
 from gapless_uploader.sinks._wandb_http import Http
 from gapless_uploader.sinks._wandb_progress import Progress, in_summary
 from gapless_uploader.sinks._wandb_proof import Proof, Unproved
-from gapless_uploader.sinks._wandb_request import end_files, request_body, summary_file, summary_text
+from gapless_uploader.sinks._wandb_request import end_files, request_body, stream_file, summary_file, summary_text
 
 _ENDS = ("finished", "failed", "crashed")
 PATIENCE = 20
@@ -60,6 +65,9 @@ class WandbSession:
         self._check: dict[str, Any] | None = None
         """What the end of the run looked like when it was read back."""
         self._sent: _Sent | None = None
+        self._ahead: Ahead | None = None
+        self._refused_ahead: list[Refusal] = []
+        """Found by the read-back of what was acknowledged before."""
         self._tries = 0
         """How often a request that was sent again had been looked for."""
         self._is_proved = not limits.read_back
@@ -107,8 +115,12 @@ class WandbSession:
         if sent is not None and sent.place == batch.place and sent.ack.done <= len(batch.operations):
             return self._delivered(sent)
         self._sent = None
+        if self._ahead is not None and (self._ahead.answer.done() or self._ahead.proof.tries):
+            self._settle()  # what was not shown once is waited for
         while True:
             draft = self._draft(batch)
+            if not self._may_run_ahead(draft):
+                self._settle()
             try:
                 return self._send(batch, draft)
             except Rejected as error:
@@ -122,11 +134,14 @@ class WandbSession:
         self._http.stream(self._path, b"{}")
 
     def flush(self) -> Memo:
-        """Every yes was W&B's own, and is in the memo."""
+        """Every yes was W&B's own, and is in the memo. Raises Retryable while the first is not shown."""
+        self._settle()
         return self._memo(self._progress)
 
     def close(self) -> None:
-        """Nothing is open between requests."""
+        """Nothing is open between requests, but a question that nobody waits for any more."""
+        if self._ahead is not None:
+            self._ahead.answer.cancel()
 
     @property
     def _path(self) -> str:
@@ -140,7 +155,8 @@ class WandbSession:
     def _draft(self, batch: Batch) -> Draft:
         progress = self._progress.copy()
         draft = Draft(batch.run, progress, str(self._place), self._max_row_bytes, progress.lines)
-        rows = self._limits.first_rows if not self._is_proved else len(batch.operations)
+        is_first = not self._is_proved and self._ahead is None
+        rows = self._limits.first_rows if is_first else len(batch.operations)
         draft.take(batch.operations, rows, self._limits.max_post_bytes)
         return draft
 
@@ -161,11 +177,58 @@ class WandbSession:
         summary = summary_text(run, progress, in_summary(progress, run.generation, place), self._max_row_bytes)
         if end is not None:
             names += upload(self._http, self._place, end_files(run, progress, summary, self._version))
-        self._http.stream(self._path, request_body(draft, self._progress, summary, names, end))
+        self._http.stream(self._path, request_body(draft, self._progress, summary, names, end), batch.meanwhile)
         if end == "crashed":
             self._mark_crashed()
-        ack = Ack(draft.done, self._memo(progress), draft.refused)
-        return self._read_back(batch, draft, ack, end)
+        ack = Ack(draft.done, self._memo(progress), [*self._refused_ahead, *draft.refused])
+        self._refused_ahead = []
+        if self._ahead is not None:
+            self._ahead.summary, ack.is_proved = summary, False
+        elif draft.lines and not self._is_proved and self._may_run_ahead(draft):
+            self._run_ahead(draft, summary)
+            ack.is_proved = False
+        else:
+            return self._read_back(batch, draft, ack, end)
+        self._progress = progress
+        return ack
+
+    def _may_run_ahead(self, draft: Draft) -> bool:
+        """Whether the draft only adds to the history, so that nothing rests on what W&B shows of earlier rows."""
+        return not (draft.late_steps or draft.state or draft.superseded or self._progress.ended)
+
+    def _run_ahead(self, draft: Draft, summary: str) -> None:
+        """Ask for the first request's rows, and wait for them when it matters."""
+        proof = Proof()
+        proof.expect(draft.lines)
+        self._ahead = Ahead(proof, draft.lines, draft.first_line, summary, self._ask(proof))
+
+    def _ask(self, proof: Proof) -> Future[dict[str, Any]]:
+        return ASKER.ask(partial(self._reads.look, self._place, proof.windows()))
+
+    def _settle(self) -> None:
+        """Wait until `wandb.Api` shows the first request, if it was sent. Raises Retryable while it does not."""
+        ahead = self._ahead
+        if ahead is None:
+            return
+        try:
+            missing = ahead.proof.missing(ahead.answer.result())
+        except Exception:
+            ahead.answer = self._ask(ahead.proof)
+            raise
+        if missing is not None:
+            ahead.proof.tries += 1
+            if not missing.shows_other or ahead.proof.tries < PATIENCE:
+                if ahead.proof.tries % 5 == 0:
+                    # Again, for a request that a late effect of an older one undid: it writes what it wrote.
+                    files = (
+                        *stream_file("wandb-history.jsonl", ahead.offset, ahead.lines),
+                        summary_file(ahead.summary),
+                    )
+                    self._http.stream(self._path, b'{"files":{%b%b%b,%b}}' % files)
+                ahead.answer = self._ask(ahead.proof)
+                raise _not_shown(missing)
+            self._refused_ahead.append(_shows_other(missing))
+        self._ahead, self._is_proved = None, True
 
     def _read_back(self, batch: Batch, draft: Draft, ack: Ack, end: str | None) -> Ack:
         """The ack at once, or once `wandb.Api` shows what has to be shown."""
@@ -210,12 +273,12 @@ class WandbSession:
         if missing.shows_other and proof.tries >= PATIENCE:
             if sent.late:
                 self._go_by_axis(sent.run)
-            sent.ack.refused.append(Refusal(missing.step, missing.key, "W&B shows another value than it was sent"))
+            sent.ack.refused.append(_shows_other(missing))
             return
         if proof.tries % 5 == 0:
             # The same request again, for one that a late effect of an older one undid: it writes what it wrote.
             self._sent, self._tries = None, proof.tries
-        raise Retryable(f"W&B took the request, and wandb.Api does not show it yet: {missing.what}", 1.0)
+        raise _not_shown(missing)
 
     def _go_by_axis(self, run: RunView) -> None:
         """This server does not replace a step's row by the one sent later: the history goes to a run without that."""
@@ -236,6 +299,14 @@ class WandbSession:
     def _mark_crashed(self) -> None:
         variables = {"name": self._place.run, "project": self._place.project, "entity": self._place.entity}
         self._http.graphql("UpsertBucket", queries.UPSERT, {**variables, "state": "crashed"})
+
+
+def _not_shown(missing: Unproved) -> Retryable:
+    return Retryable(f"W&B took the request, and wandb.Api does not show it yet: {missing.what}", 1.0)
+
+
+def _shows_other(missing: Unproved) -> Refusal:
+    return Refusal(missing.step, missing.key, "W&B shows another value than it was sent")
 
 
 def _end_of(draft: Draft, run: RunView, was_ended: bool) -> str | None:

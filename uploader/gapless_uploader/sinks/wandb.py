@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -107,9 +108,18 @@ class WandbSink:
     def meter(self, meter: Callable[[int], None]) -> None:
         self._http.meter = meter
 
+    def prepare(self) -> None:
+        """There is something to upload: begin to load `wandb`, which takes a second, and return at once."""
+        if self._limits.read_back and self._mode_now() == "online":
+            with suppress(OSError):  # whoever needs it starts it again, and says so
+                READER.start()
+
+    def _mode_now(self) -> str:
+        return self._mode or os.environ.get("WANDB_MODE") or "online"
+
     def open(self, run: RunView, memo: Memo) -> Session:
         """A session that goes on where W&B and `memo` agree. Raises Retryable, Parked, Misconfigured and Resume."""
-        mode = self._mode or os.environ.get("WANDB_MODE") or "online"
+        mode = self._mode_now()
         if mode == "disabled":
             return Nothing()
         if importlib.util.find_spec("wandb") is None:
@@ -118,13 +128,14 @@ class WandbSink:
             from gapless_uploader.sinks._wandb_offline import OfflineSession
 
             return OfflineSession(self._offline_folder, self.place(run), run, memo)
-        if self._limits.read_back:
-            READER.start()
+        self.prepare()
         self._know_the_library()
         place = self.place(run)
         if memo and memo.get("run", place.run) != place.run:
             raise Resume("the run has another id at W&B now", run.generation, Place(), {})
         progress, is_there = self._finder.find(place, run, memo)
+        if self._limits.read_back:
+            READER.connect(self.credentials(False))  # W&B let us in with these
         progress.late = progress.late or self._late
         session = WandbSession(self, self._http, place, progress, self._limits, self._version)
         session.describe(run, must_be_new=not is_there)

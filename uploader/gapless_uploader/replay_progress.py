@@ -1,0 +1,123 @@
+"""The progress of `replay`: a bar on a terminal, the end as a line or as JSON, and what decides that it is done."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+from gapless_uploader.ledger import Place
+from gapless_uploader.uploader import Uploader
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+PATIENCE_S = 120.0
+"""How long a replay tries again what fails, when nothing else is left to do."""
+
+
+class ReplayProgress:
+    """A bar with bytes, rows, rate and what is left; also what decides that a replay is done."""
+
+    def __init__(self, uploader: Uploader, stream: TextIO, plain: bool = False, patience_s: float = PATIENCE_S) -> None:
+        self.left: list[Place] = []
+        """Runs and sinks that could not be finished, once `is_done` said so."""
+        self._uploader = uploader
+        self._patience_s = patience_s
+        self._began = time.monotonic()
+        self._failing_since: float | None = None
+        self._next = 0.0
+        self._task: TaskID | None = None
+        self._bar = None if plain or not stream.isatty() else _bar(stream)
+
+    def __enter__(self) -> ReplayProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def is_done(self, uploader: Uploader, now: float) -> bool:
+        """Whether nothing is left but what is parked, or has failed for the replay's patience."""
+        left = uploader.behind()
+        if not left:
+            self.left = []
+            return True
+        if any(place not in uploader.failed for place in left):
+            self._failing_since = None
+            return False
+        if self._failing_since is None:
+            self._failing_since = now
+        if all(place in uploader.parked for place in left) or now - self._failing_since > self._patience_s:
+            self.left = left
+            return True
+        return False
+
+    def refresh(self, now: float) -> None:
+        """Draw again when it is time."""
+        if self._bar is None or now < self._next:
+            return
+        self._next = now + 0.25
+        total, done = self._uploader.bytes_total_and_done()
+        rows = self._uploader.rows
+        rate = rows / max(1e-9, now - self._began)
+        if self._task is None:
+            self._task = self._bar.add_task("replay", total=total, mb=0.0, rows=0, rate=0.0)
+        self._bar.update(self._task, total=total, completed=done, refresh=True, mb=done / 1e6, rows=rows, rate=rate)
+
+    def to_json(self) -> dict[str, object]:
+        """The end as JSON."""
+        total, done = self._uploader.bytes_total_and_done()
+        failed = self._uploader.failed
+        left = [
+            {"project": key[0], "run": key[1], "sink": sink, "reason": failed.get((key, sink), "not done")}
+            for key, sink in self.left
+        ]
+        seconds = round(time.monotonic() - self._began, 3)
+        rows = self._uploader.rows
+        return {
+            "event": "replayed",
+            "rows": rows,
+            "seconds": seconds,
+            "bytes": done,
+            "bytes_left": total - done,
+            "left": left,
+        }
+
+    def summary(self) -> str:
+        """One line for the end."""
+        seconds = time.monotonic() - self._began
+        rows = self._uploader.rows
+        total, done = self._uploader.bytes_total_and_done()
+        if rows:
+            text = f"{rows} rows uploaded in {seconds:.1f} s"
+        elif self.left:
+            text = "nothing was uploaded"
+        elif not self._uploader.num_runs:
+            return "no run was found there that is asked for"
+        else:
+            text = "up to date: nothing to upload"
+        if self.left:
+            text += f"; {len(self.left)} could not be finished"
+        elif total > done:
+            text += f"; {total - done} bytes are the torn end of a segment: they will follow if their writer goes on"
+        return text
+
+
+def _bar(stream: TextIO) -> Progress:
+    """A bar on a terminal; where there is none, rich costs nothing."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("replay"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %  {task.fields[mb]:.1f} MB  {task.fields[rows]} rows"),
+        TextColumn("{task.fields[rate]:.0f} rows/s"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(file=stream),
+        auto_refresh=False,
+    )
