@@ -33,7 +33,7 @@ class Harness(SinkHarness):
         self._patch.setitem(sys.modules, module.__name__, module)
         exec(compile(template(), str(DOCS), "exec"), module.__dict__)  # noqa: S102 - our own page
         point = EntryPoint("sqlite", f"{module.__name__}:SqliteSink", "gapless.sinks")
-        self._patch.setattr("gapless_uploader.sinks.entry_points", lambda group: [point])
+        self._patch.setattr("importlib.metadata.entry_points", lambda group: [point])
 
     def sink(self) -> Sink:
         return make_sink(f"sqlite:{self._file}")

@@ -60,7 +60,7 @@ class Ledger:
         run, sink = name_of(place[0]), place[1]
         reason = outcome.crashed or outcome.failed or outcome.parked
         if reason is None:
-            if outcome.more and not outcome.rows:
+            if outcome.more and not outcome.rows and not outcome.recovered_after:
                 return  # on its way: whether the trouble is over, the next step tells
             self.failed.pop(place, None)
             self.parked.discard(place)

@@ -79,7 +79,7 @@ class ClearmlSession:
             self._folder = project / str(memo.get("folder") or self._earlier(project, run) or run_part(run))
             if not memo:  # with one the folder was there, and is not made anew where a disk is only not mounted
                 self._folder.mkdir(parents=True, exist_ok=True)
-            self._rows = OwnFile(self._folder, ".metrics.jsonl", lambda _: "metrics.jsonl")
+            self._rows = OwnFile(self._folder, ".metrics.jsonl", lambda _: "metrics.jsonl", run.generation)
             if memo:
                 self._rows.resume(memo)
             else:

@@ -62,7 +62,7 @@ class FileSession:
             name = str(memo.get("name") or self._earlier_name(folder, run) or run_part(run))
             self._about = folder / f"{name}.json"
             self._media = folder / f"{name}.media"
-            self._rows = OwnFile(folder, f".{name}.jsonl", lambda _: f"{name}.jsonl")
+            self._rows = OwnFile(folder, f".{name}.jsonl", lambda _: f"{name}.jsonl", run.generation)
             if memo:
                 self._rows.resume(memo)
             else:

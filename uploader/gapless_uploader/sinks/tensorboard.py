@@ -81,7 +81,7 @@ class TensorboardSession:
         self._tag = sha256(f"{run.project}\0{run.tracker_id}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
         self._project = target / project_part(run)
         self._folder = self._project / str(memo.get("folder", run_part(run)))
-        self._rows = OwnFile(self._folder, f".gapless.{self._tag}", self._name_of)
+        self._rows = OwnFile(self._folder, f".gapless.{self._tag}", self._name_of, run.generation)
         self._highest: int = memo.get("step", -1)
         self._end: float | None = memo.get("end")
         self._reached = self._highest
