@@ -173,3 +173,68 @@ def test_without_fsspec_the_line_that_installs_it_is_said(
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(Misconfigured, match=r"pip install 'gapless\[spool\]'"):
         SpoolSink(str(tmp_path / "copy")).open(spool.view, {})
+
+
+@pytest.mark.parametrize("spelling", ["", "/.", "/../spool", "/grpo", "/copies", "/link"])
+def test_a_spool_is_never_copied_onto_or_into_itself(spool: Spool, tmp_path: Path, spelling: str) -> None:
+    """Whatever the path is called; not one byte of it is touched."""
+    spool.append(3)
+    (tmp_path / "spool" / "link").symlink_to(tmp_path / "spool")
+    before = spool.bytes()
+    with pytest.raises(Misconfigured, match="choose a place outside"):
+        write(SpoolSink(f"{tmp_path / 'spool'}{spelling}"), spool.view, {}, row(0))
+
+    assert before == spool.bytes()
+
+
+def test_a_segment_under_another_name_is_not_written_onto_itself(spool: Spool, tmp_path: Path) -> None:
+    """Hard links, as a bind mount: the paths differ, the file is the same."""
+    spool.append(3)
+    (tmp_path / "copy" / "grpo" / "r-1").mkdir(parents=True)
+    (segment,) = spool.folder.glob("*.jsonl")
+    (tmp_path / "copy" / "grpo" / "r-1" / segment.name).hardlink_to(segment)
+    before = spool.bytes()
+    with pytest.raises(Misconfigured, match="is the spool itself"):
+        write(SpoolSink(str(tmp_path / "copy")), spool.view, {}, row(0))
+
+    assert before == spool.bytes()
+
+
+def test_a_copy_is_never_made_shorter(spool: Spool, tmp_path: Path) -> None:
+    """The state is lost and the spool's own segment was cut: the copy is the only whole one, and stays it."""
+    sink = SpoolSink(str(tmp_path / "copy"))
+    spool.append(5)
+    write(sink, spool.view, {}, row(0))
+    whole = copy_of(tmp_path / "copy")
+    (segment,) = spool.folder.glob("*.jsonl")
+    os.truncate(segment, segment.stat().st_size // 2)
+    write(sink, spool.view, {}, row(0))
+
+    assert whole == copy_of(tmp_path / "copy")
+
+
+def test_a_copy_that_is_longer_and_differs_is_left_alone(spool: Spool, tmp_path: Path) -> None:
+    """The spool's segment was cut, and the copy is not what it was: nobody knows which is right."""
+    sink = SpoolSink(str(tmp_path / "copy"))
+    spool.append(5)
+    write(sink, spool.view, {}, row(0))
+    (copy,) = (tmp_path / "copy").rglob("*.jsonl")
+    copy.write_bytes(copy.read_bytes().replace(b"0.5", b"0.6", 1))
+    (segment,) = spool.folder.glob("*.jsonl")
+    os.truncate(segment, segment.stat().st_size // 2)
+    before = copy_of(tmp_path / "copy")
+    with pytest.raises(Parked, match="is longer than in the spool and differs; move it away"):
+        write(sink, spool.view, {}, row(0))
+
+    assert before == copy_of(tmp_path / "copy")
+
+
+def test_an_object_that_is_longer_is_left_alone(spool: Spool) -> None:
+    """A store that takes whole objects only."""
+    sink = SpoolSink("memory://never-shorter")
+    spool.append(5)
+    write(sink, spool.view, {}, row(0))
+    (segment,) = spool.folder.glob("*.jsonl")
+    os.truncate(segment, segment.stat().st_size // 2)
+    with pytest.raises(Parked, match="is longer than in the spool"):
+        write(sink, spool.view, {}, row(0))

@@ -3,7 +3,7 @@
 The copy is a spool like the first: `gapless replay` reads it. Whole lines are copied, never a torn tail. On a disk the
 new bytes are appended and synced; where files cannot be appended to, a segment that grew is put again as a whole, which
 for a segment of up to 128 MiB costs its size each time: give such a target a slow poll. Every byte is read back and
-compared before the acknowledgement. Nothing at the target is ever deleted.
+compared before the acknowledgement. Nothing at the target is ever deleted or made shorter.
 """
 
 from __future__ import annotations
@@ -59,6 +59,10 @@ class SpoolSink:
         except (ValueError, ImportError) as error:
             raise Misconfigured(f"sink 'spool': {self.target}: {error}") from error
         folder = f"{root.rstrip('/')}/{path_name(run.project)}/{path_name(run.run_id)}"
+        if _is_local(files):
+            copies, spool = Path(root).resolve(), run.folder.resolve().parent.parent
+            if copies == spool or spool in copies.parents or Path(folder).resolve() == run.folder.resolve():
+                raise _itself(root)
         return SpoolSession(files, run.folder, folder, memo)
 
 
@@ -115,18 +119,17 @@ class SpoolSession:
             if size <= held:
                 return
             target = f"{self._folder}/{name}"
-            start = held if self._appends() else 0
+            start = held if _is_local(self._files) else 0
             if not start:
                 self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
-            if self._appends():
+            if _is_local(self._files):
                 _append(Path(target), source, start, size)
             else:
+                if not held and self._files.exists(target) and self._files.size(target) > size:
+                    raise Parked(f"{target} is longer than in the spool; move it away, or choose another target")
                 self._put(target, source, size)
             self._compare(target, source, start, size)
             self._copied[name] = size
-
-    def _appends(self) -> bool:
-        return "file" in (self._files.protocol if isinstance(self._files.protocol, tuple) else (self._files.protocol,))
 
     def _put(self, target: str, source: BinaryIO, size: int) -> None:
         with self._files.open(target, "wb") as file:
@@ -143,6 +146,11 @@ class SpoolSession:
             ours.update(block)
         if theirs.digest() != ours.digest():
             raise OSError(f"{target} does not read back as it was written")
+
+
+def _is_local(files: Any) -> bool:
+    """Whether these are the files of a disk, which can be appended to."""
+    return "file" in (files.protocol if isinstance(files.protocol, tuple) else (files.protocol,))
 
 
 def _whole_lines(source: BinaryIO) -> int:
@@ -169,14 +177,39 @@ def _blocks(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
 
 
 def _append(target: Path, source: BinaryIO, start: int, size: int) -> None:
+    """Make `target` hold the first `size` bytes of `source`, of which `start` were acknowledged.
+
+    It loses no whole line that it has beyond them: a spool that was cut is no reason to cut its copy.
+    """
     # What was copied before is there: where it is not, nothing is made in its place.
     created = 0 if start else os.O_CREAT
     with os.fdopen(regular_file(str(target), os.O_RDWR | os.O_NOFOLLOW | created), "rb+") as file:
-        if os.fstat(file.fileno()).st_size < start:
+        if os.path.samestat(os.fstat(file.fileno()), os.fstat(source.fileno())):
+            raise _itself(target)
+        held = os.fstat(file.fileno()).st_size
+        if held < start:
             raise Parked(f"{target} lacks bytes that were copied; put it back, or choose another target")
-        file.truncate(start)
-        file.seek(start)
-        for block in _blocks(source, start, size):
+        beyond = any(b"\n" in block for block in _blocks(file, size, held))
+        same = _same_until(file, source, start, min(held, size))
+        if beyond and same < size:
+            raise Parked(f"{target} is longer than in the spool and differs; move it away, or choose another target")
+        if not beyond and held > size:
+            file.truncate(size)  # the torn end of a copy that a crash broke off
+        file.seek(same)
+        for block in _blocks(source, same, size):
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _same_until(copy: BinaryIO, source: BinaryIO, start: int, end: int) -> int:
+    """Where the two begin to differ, block by block; `end` where they do not."""
+    for theirs, ours in zip(_blocks(copy, start, end), _blocks(source, start, end), strict=False):
+        if theirs != ours:
+            return start
+        start += len(ours)
+    return start
+
+
+def _itself(target: object) -> Misconfigured:
+    return Misconfigured(f"sink 'spool': {target} is the spool itself, or lies in it; choose a place outside")
