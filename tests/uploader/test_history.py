@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,30 @@ def test_json_with_spaces_is_merged_like_any(tmp_path: Path, spool: SpoolDir) ->
     turner.uploader.stop()
 
     assert {1: {"a": 1, "b": 3}, 2: {"a": 2}} == rows_of(turner.memory)
+
+
+def test_a_run_has_a_name_before_its_newest_attempt_is_read(tmp_path: Path, spool: SpoolDir) -> None:
+    """Two long attempts, replayed at once: no tracker makes a nameless run first."""
+    for number in (1, 2):
+        attempt = spool.attempt(number=number, created=T0 + 10_000 * number, resume_step=0)
+        attempt.run({"attempt": number, f"only-{number}": 1}, name=f"name-{number}", tags=[f"t{number}"])
+        for step in range(300):
+            attempt.log(step, a=step)
+    sink = MemorySink()
+    sink.capabilities = replace(sink.capabilities, max_operations=50)
+    opened = []
+    first = sink.open
+    sink.open = lambda run, memo: opened.append((run.name, dict(run.config))) or first(run, memo)  # type: ignore[method-assign, func-returns-value]
+    turner = Turner(spool.root, tmp_path / "state", sink)
+    turner.settle()
+    turner.uploader.stop()
+
+    assert ("name-1", {"attempt": 1, "only-1": 1}) == opened[0]
+    held = sink.runs["proj/run"]
+    assert held.identity is not None
+    assert ("name-2", ["t2"]) == (held.identity.name, held.identity.tags)
+    assert {"attempt": 2, "only-2": 1} == held.config
+    assert 300 == len(held.rows)
 
 
 def test_a_lower_step_inside_an_attempt_is_a_late_record_never_a_rewind(spool: SpoolDir) -> None:

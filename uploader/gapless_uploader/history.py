@@ -113,6 +113,8 @@ class History:
         """The step of the newest row that was read."""
         self._top = -1
         self._configs: dict[str, dict[str, Any]] = {}
+        self._described_by: dict[str, str] = {}
+        """Writer -> the newest of its attempts whose `run` record was read."""
         self._summary_steps: dict[str, int] = {}
         self._overrides: dict[str, Any] = {}
         self._paths: Paths = {}
@@ -236,6 +238,7 @@ class History:
             "view": {name: getattr(self.view, name) for name in _VIEW_FIELDS},
             "counts": [self.superseded, self.rows, self.last_step],
             "configs": self._configs,
+            "described_by": self._described_by,
             "summary_steps": self._summary_steps,
             "summary": {k: v for k, v in self.view.summary.items() if isinstance(v, int | float | str | list)},
             "overrides": self._overrides,
@@ -253,6 +256,7 @@ class History:
         self.view.axes = {key: (axis, rule) for key, (axis, rule) in self.view.axes.items()}
         self.superseded, self.rows, self.last_step = saved["counts"]
         self._configs, self._overrides = saved["configs"], saved["overrides"]
+        self._described_by = saved["described_by"]
         self._summary_steps, self.view.summary = saved["summary_steps"], saved["summary"]
         self._limit()
         self._obeyed_all()
@@ -484,7 +488,7 @@ class History:
         if kind == "run":
             self._identity(attempt, data)
         elif kind == "config":
-            if self._is_newest_of_writer(attempt):
+            if self._describes(attempt):
                 writer = attempt.header.writer
                 self._configs[writer] = merge_config(self._configs.get(writer, {}), bounded(data))
                 self._emit_config()
@@ -515,11 +519,13 @@ class History:
             )
 
     def _identity(self, attempt: _Attempt, data: dict[str, Any]) -> None:
-        if not self._is_newest_of_writer(attempt):
+        if not self._describes(attempt):
             return
+        writer = attempt.header.writer
+        self._described_by[writer] = attempt.header.attempt_id
         config = data.get("config")
-        self._configs[attempt.header.writer] = bounded(config) if isinstance(config, dict) else {}
-        if attempt is self._newest_main():
+        self._configs[writer] = bounded(config) if isinstance(config, dict) else {}
+        if writer == min(self._described_by, key=writer_order):
             view = self.view
             for name in ("name", "group", "job_type", "notes", "entity"):
                 value = data.get(name)
@@ -548,13 +554,13 @@ class History:
             self.view.axes[key] = (axis, rule)
             self.operations.append(Axis(key, axis, rule))
 
-    def _is_newest_of_writer(self, attempt: _Attempt) -> bool:
-        me = order_of(attempt.header)
-        return all(
-            order_of(other.header) <= me
-            for other in self.attempts.values()
-            if other.header.writer == attempt.header.writer
-        )
+    def _describes(self, attempt: _Attempt) -> bool:
+        """Whether what the attempt says of the run holds: no newer one of its writer has said anything yet.
+
+        A newer one may be known and unread: until then the run has the older one's name, as when it was live.
+        """
+        held = self.attempts.get(self._described_by.get(attempt.header.writer, ""))
+        return held is None or order_of(held.header) <= order_of(attempt.header)
 
     def _summarise(self, step: int, values: Mapping[str, Value], older: bool = False) -> None:
         newest = self._newest
