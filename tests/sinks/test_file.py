@@ -1,5 +1,6 @@
 """The file sink's own promises: verl's shape, strict JSON, nothing of anybody else's touched."""
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -202,8 +203,27 @@ def test_a_file_that_was_moved_away_takes_nothing_more(tmp_path: Path) -> None:
 
     assert len((tmp_path / "aside").read_bytes().splitlines()) == 1
 
-    (tmp_path / "aside").rename(path)
+    path.write_bytes((tmp_path / "aside").read_bytes())
     session.write(batch(RUN, row(1)))
+    session.close()
+
+    assert [json.loads(line)["step"] for line in lines(tmp_path)] == [0, 1]
+
+
+def test_a_handle_that_went_stale_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS may say of an open file that it is stale, for ever: the session opens it anew and goes on."""
+    session = FileSink(str(tmp_path)).open(RUN, {})
+    session.write(batch(RUN, row(0)))
+    real, answers = os.fstat, iter([OSError(errno.ESTALE, os.strerror(errno.ESTALE))])
+
+    def fstat(handle: int) -> os.stat_result:
+        for error in answers:
+            raise error
+        return real(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fstat", fstat)
+        session.write(batch(RUN, row(1)))
     session.close()
 
     assert [json.loads(line)["step"] for line in lines(tmp_path)] == [0, 1]

@@ -36,7 +36,8 @@ def disk_trouble(what: str, error: OSError) -> Parked | Retryable:
     """What `error` means for the uploader, with the way out where only a person can help."""
     reason = f"{what}: {error.strerror or error}"
     if error.errno in _NEEDS_SOMEBODY:
-        return Parked(f"{reason}; give the uploader's user a folder there that it may write, and it goes on by itself")
+        way_out = "give the uploader's user a folder there that it may write, and a watch goes on by itself"
+        return Parked(f"{reason}; {way_out}")
     return Retryable(reason)
 
 

@@ -4,7 +4,8 @@
    it. A file that does not fit (the state is an old copy, or the file was cut) is no file to go on with: everything is
    asked for again.
 2. `append` is durable when it returns; a failed one leaves the file as it was. A file that was moved away or deleted
-   under us takes nothing more: what a handle still writes there nobody will read.
+   under us takes nothing more: what a handle still writes there nobody will read. One that was put in its place since,
+   with everything that was acknowledged, is gone on with.
 3. `rewrite` makes the next generation under a temporary name and renames it into place. The generation before stays
    hidden beside it, since the memo that stands may still be its; `open` brings it back, or removes it once the memo
    is the new one's.
@@ -69,15 +70,14 @@ class OwnFile:
         for earlier in range(self.generation):
             if self._name_of(earlier) != self._name_of(self.generation):
                 (self._folder / self._name_of(earlier)).unlink(missing_ok=True)
-        self._handle("rb+")
-        self._opened().truncate(self.length)
-        self._last = _before(self._opened(), self.length)
+        self._take_up()
 
     def append(self, content: bytes) -> None:
         """Put `content` behind everything else, on the disk."""
-        file = self._opened()
         if not self._is_in_place():
-            raise self._gone()
+            self._check(self.memo(), self.path)
+            self._take_up()
+        file = self._opened()
         try:
             file.seek(self.length)
             _write(file, content)
@@ -138,7 +138,7 @@ class OwnFile:
         if path == self.path and later != path and later.is_file():
             raise self._another()
         if not path.is_file():
-            raise self._gone()
+            raise Parked(f"{path} lacks what was acknowledged; put it back, or choose another folder")
         if path.stat().st_size < self.length:
             raise self._another()
         with open(path, "rb", buffering=0, opener=regular_file) as file:
@@ -156,14 +156,17 @@ class OwnFile:
         )
 
     def _is_in_place(self) -> bool:
-        """Whether the open file still has its name."""
+        """Whether the open file still has its name. A handle that went stale, as on NFS, has none."""
         try:
             return os.path.samestat(os.fstat(self._opened().fileno()), self.path.stat())
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:
             return False
 
-    def _gone(self) -> Parked:
-        return Parked(f"{self.path} lacks what was acknowledged; put it back, or choose another folder")
+    def _take_up(self) -> None:
+        """Open what is under the name, and cut it back to `length`."""
+        self._handle("rb+")
+        self._opened().truncate(self.length)
+        self._last = _before(self._opened(), self.length)
 
     def _opened(self) -> BinaryIO:
         if self._file is None:

@@ -2,8 +2,9 @@
 
 Project is experiment, run is run, found again by a tag with our run id. A metric point keeps its original time in
 milliseconds. The SQL store's primary key holds key, value, time and step, so the same point twice is one point; a
-server that keeps its runs in files appends instead, and MLflow 3 refuses that store. After a lost state a point's time
-may differ (its row was sent in two parts before, as one now), so the session asks what is there and sends the rest.
+server that keeps its runs in files appends instead, and a store of files without a server is refused. After a lost
+state a point's time may differ (its row was sent in two parts before, as one now), so the session asks what is there
+and sends the rest.
 
 MLflow has no infinity (it stores the largest float), takes nothing back, and keeps a parameter as first set.
 """

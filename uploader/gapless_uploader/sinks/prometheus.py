@@ -63,7 +63,7 @@ class PrometheusSink:
                 try:
                     self._server, _ = client.start_http_server(self._port, self._host, registry)
                 except OSError as error:
-                    way_out = "end what listens there, and it goes on by itself, or use --to prometheus:HOST:PORT"
+                    way_out = "end what listens there, and a watch goes on by itself, or use --to prometheus:HOST:PORT"
                     raise Misconfigured(
                         f"sink 'prometheus': listen on {self.target}: {error.strerror}; {way_out}"
                     ) from error

@@ -143,7 +143,7 @@ def _serve(listen: str, port: int) -> None:
     try:
         need("rl-insight", "rl_insight.utils").start_metrics_http_server(port, listen)
     except OSError as error:
-        way_out = "end what listens there, and it goes on by itself, or set the sink's option port"
+        way_out = "end what listens there, and a watch goes on by itself, or set the sink's option port"
         raise Misconfigured(f"sink 'rl_insight': listen on {listen}:{port}: {error.strerror}; {way_out}") from error
 
 

@@ -221,7 +221,7 @@ def _translated(place: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         reason = f"trackio's database {place}: {error}"
         if getattr(error, "sqlite_errorcode", None) in _FOREIGN:
-            way_out = "move that file away, and it goes on by itself, or choose another folder"
+            way_out = "move that file away, and a watch goes on by itself, or choose another folder"
             raise Parked(f"{reason}; {way_out}") from error
         raise Retryable(reason) from error
     except OSError as error:
