@@ -191,3 +191,15 @@ def test_no_snapshot_is_saved_ahead(lives: Lives, held: HeldBack, server: WandbS
     held.let_go.set()
     lives.run()
     assert len(saved) == 1
+
+
+def test_the_first_request_is_small(lives: Lives, server: WandbServer, clock: Clock) -> None:
+    """Its rows are read back and compared, so it holds 256 KiB of them and a row; those that follow are full."""
+    wide = Lives(lives.root, server.url, clock, max_operations=400)
+    sent = watched(wide)
+    wide.run()
+    sizes = [len(body) for body in sent if history_lines("/file_stream", body)]
+
+    assert (256 << 10) < sizes[0] < (256 << 10) + 8_000
+    assert max(sizes) > 3 * sizes[0]
+    assert_whole(wide, server)
