@@ -94,7 +94,7 @@ def test_rows_follow_the_first_request_and_count_with_it(lives: Lives, held: Hel
 
     assert lives.rows == 0
     assert committed is not None
-    assert (committed["cursor"], committed["done"], committed["memo"]) == ({}, 0, {})
+    assert (committed["cursor"], committed["done"], committed["memo"]["lines"]) == ({}, 0, 0)
     assert not lives.pipeline.idle(files_of(lives.root))
 
     held.let_go.set()
@@ -151,7 +151,7 @@ def test_a_run_that_is_parked_ahead_claims_nothing(lives: Lives, held: HeldBack,
 
     assert lives.parked
     assert lives.committed is not None
-    assert (lives.committed["cursor"], lives.committed["memo"]) == ({}, {})
+    assert (lives.committed["cursor"], lives.committed["memo"]["lines"]) == ({}, 0)
     assert "403" in lives.committed["trouble"]
 
     held.let_go.set()
