@@ -376,7 +376,13 @@ class Pipeline:
             # full size, or the one whose end was made durable before. What reaches the spool's end may grow.
             self._prove(outcome)
             return False
-        if can.settles_intents and not self._intent_saved and not self._is_ahead and _has_rows(self._pending):
+        is_first = can.begins_with_memo and self._session is None and not self._begun
+        if is_first:
+            self._session = self.sink.open(self._view(history), self._memo)
+            memo, self._memo = self._memo, self._session.flush()
+            is_first = memo != self._memo
+        wants_intent = can.settles_intents and not self._is_ahead and _has_rows(self._pending)
+        if is_first or (wants_intent and not self._intent_saved):
             self._intent_saved = True
             outcome.progress = self._progress()
             outcome.more = True

@@ -101,6 +101,8 @@ class Capabilities:
     settles_intents: bool = True
     """The batch's end is made durable before it is written; after a crash or a lost answer the same batch comes again,
     whole, as `Batch.uncertain`. False only where `open` takes the tracker back to exactly what the memo describes."""
+    begins_with_memo: bool = False
+    """A session's memo is made durable before its first batch is written: by it `open` knows a run as begun here."""
     max_operations: int = 5_000
     max_bytes: int = 4 << 20
     """Of spool read for one batch."""

@@ -94,7 +94,7 @@ def test_rows_follow_the_first_request_and_count_with_it(lives: Lives, held: Hel
 
     assert lives.rows == 0
     assert committed is not None
-    assert (committed["cursor"], committed["done"], committed["memo"]) == ({}, 0, {})
+    assert (committed["cursor"], committed["done"], committed["memo"]["lines"]) == ({}, 0, 0)
     assert not lives.pipeline.idle(files_of(lives.root))
 
     held.let_go.set()
@@ -151,7 +151,7 @@ def test_a_run_that_is_parked_ahead_claims_nothing(lives: Lives, held: HeldBack,
 
     assert lives.parked
     assert lives.committed is not None
-    assert (lives.committed["cursor"], lives.committed["memo"]) == ({}, {})
+    assert (lives.committed["cursor"], lives.committed["memo"]["lines"]) == ({}, 0)
     assert "403" in lives.committed["trouble"]
 
     held.let_go.set()
@@ -191,3 +191,15 @@ def test_no_snapshot_is_saved_ahead(lives: Lives, held: HeldBack, server: WandbS
     held.let_go.set()
     lives.run()
     assert len(saved) == 1
+
+
+def test_the_first_request_is_small(lives: Lives, server: WandbServer, clock: Clock) -> None:
+    """Its rows are read back and compared, so it holds 256 KiB of them and a row; those that follow are full."""
+    wide = Lives(lives.root, server.url, clock, max_operations=400)
+    sent = watched(wide)
+    wide.run()
+    sizes = [len(body) for body in sent if history_lines("/file_stream", body)]
+
+    assert (256 << 10) < sizes[0] < (256 << 10) + 8_000
+    assert max(sizes) > 3 * sizes[0]
+    assert_whole(wide, server)

@@ -384,6 +384,23 @@ def test_an_answer_lost_at_the_very_end_is_asked_for_again(lives: Lives, attempt
     assert_whole(server, lives)
 
 
+def test_a_first_batch_that_is_half_stored_is_known_as_ours_after_a_kill(
+    lives: Lives, attempt: Attempt, server: WandbServer
+) -> None:
+    """Lines without a summary, and no yes: the next life knows from its state that it began the run, and sends all."""
+    attempt.add_rows(ROWS)
+    attempt.add("finish", {"state": "finished", "exit_code": 0})
+    server.arm("file_stream", "half", lines=7, status=502)
+    while not lives.failures:
+        lives.step()
+    assert len(server.run("grpo", "r-1").lines) == 7
+
+    lives.kill()
+    lives.run()
+    assert_whole(server, lives)
+    assert lives.parked == []
+
+
 def test_rows_that_wandb_does_not_show_are_not_delivered(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
     """W&B said yes and `wandb.Api` shows nothing yet: nothing counts until it does."""
     attempt.add_rows(ROWS[:15])

@@ -5,13 +5,16 @@ Others bring theirs by the entry point group `gapless.sinks`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gapless_uploader.sink import Misconfigured, Sink
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 SINKS = {
     "clearml": "gapless_uploader.sinks.clearml:ClearmlSink",
@@ -32,10 +35,15 @@ SINKS = {
 
 def known_sinks() -> dict[str, str]:
     """Kind -> `module:class` of every sink that is installed, ours and others'."""
-    from importlib.metadata import entry_points  # reads every package's list: not for one of ours
-
     found = {point.name: point.value for point in entry_points(group="gapless.sinks")}
     return {**found, **SINKS}
+
+
+def entry_points(*, group: str) -> Iterable[EntryPoint]:
+    """What installed packages offer. Each package's list is read, which is not done for a sink of ours."""
+    from importlib import metadata
+
+    return metadata.entry_points(group=group)
 
 
 def make_sink(spec: str, options: dict[str, Any] | None = None) -> Sink:

@@ -44,7 +44,8 @@ class Limits:
     """W&B's client skips a row above 10,383,360 bytes."""
     max_post_bytes: int = 8 << 20
     first_rows: int = 1_000
-    """Rows of a session's first request: they are read back."""
+    first_bytes: int = 256 << 10
+    """Of a session's first request: its rows are read back and compared value by value."""
     read_back: bool = True
 
 

@@ -156,8 +156,10 @@ class WandbSession:
         progress = self._progress.copy()
         draft = Draft(batch.run, progress, str(self._place), self._max_row_bytes, progress.lines)
         is_first = not self._is_proved and self._ahead is None
-        rows = self._limits.first_rows if is_first else len(batch.operations)
-        draft.take(batch.operations, rows, self._limits.max_post_bytes)
+        if is_first:
+            draft.take(batch.operations, self._limits.first_rows, self._limits.first_bytes)
+        else:
+            draft.take(batch.operations, len(batch.operations), self._limits.max_post_bytes)
         return draft
 
     def _send(self, batch: Batch, draft: Draft) -> Ack:

@@ -97,6 +97,9 @@ class WandbSink:
             heartbeat_s=30.0,
             interval_s=upload_interval,
             settles_intents=True,
+            begins_with_memo=True,
+            # Rows of many metrics take ten times as much in memory, twice: a batch and the next one, read ahead.
+            max_bytes=2 << 20,
         )
 
     @property
