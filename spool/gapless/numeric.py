@@ -84,7 +84,11 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
 
 
 def detached(value: Any) -> Any:
-    """`value` without its graph. Raises `Refused` for a tensor spread over ranks: reading it would be a collective."""
+    """`value` without its graph. Raises `Refused` for a tensor spread over ranks, since reading it would be a
+    collective, and for a masked value, which stands for none."""
+    mask = getattr(value, "mask", None)
+    if mask is not None and type(value).__module__.startswith("numpy.ma") and bool(mask.any()):
+        raise Refused("a masked value")
     if hasattr(value, "detach"):
         placements = getattr(value, "placements", None)
         if placements is not None:

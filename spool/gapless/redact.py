@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 REDACTED = "<redacted>"
 
 _NAME = (
     r"(?:[a-z0-9_]*_)?"
-    r"(?:api_?key|secret(?:_key)?|access_key|private_key|passwd|password"
-    r"|(?:hf|auth|access|refresh|bearer|github|wandb)_?token)"
+    r"(?:api_?key|secret(?:_key)?|access_key|private_key|passwd|password|passphrase|credentials?|authorization"
+    r"|(?:wandb|swanlab|hf|openai|anthropic|ngc|ssh|signing|encryption|master|account|subscription|storage)_key"
+    r"|(?:hf|hub|auth|access|refresh|bearer|session|api|client|personal|deploy|csrf|jwt|github|gitlab|git|pypi|slack|wandb"
+    r"|swanlab|openai|anthropic)_?token)"
 )
 _SECRET_NAME = re.compile(rf"{_NAME}|token", re.IGNORECASE)
+_HOLDER_NAME = re.compile(_NAME, re.IGNORECASE)
 _LAST_PART = re.compile(r"[^./:\s\[\]]+(?=[./:\s\[\]]*$)")
 
 # Each shape is a vendor's own, long enough that no word of a config has it.
@@ -50,6 +54,7 @@ _ASSIGNED = re.compile(
     r"(?:'[^']*'|\"[^\"]*\"|[^\s,;&'\"\]})]+)",
     re.IGNORECASE,
 )
+_QUERY = re.compile(rf"([?&;](?:{_NAME.replace('_?', '[_-]?')}|token|key)=)[^&;#\s'\"]+", re.IGNORECASE)
 _BEARER = re.compile(r"\b(Bearer\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
 
 
@@ -59,12 +64,20 @@ def is_secret_name(key: str) -> bool:
     return found is not None and _SECRET_NAME.fullmatch(found[0].lstrip("-").replace("-", "_")) is not None
 
 
+def holds_secrets(key: str) -> bool:
+    """Whether all texts under `key`, however deep, are a credential's: `password: {value: ...}`."""
+    return _HOLDER_NAME.fullmatch(key.lstrip("-").replace("-", "_")) is not None
+
+
 def scrub_value(text: str, key: str = "") -> str:
     """`text` without what looks like a key or a URL's password; `key` is the name it stands under."""
     if len(text) < 8:
         return text
     if "://" in text:
         text = _USER_INFO.sub(rf"\1{REDACTED}@", text)
+        text = _QUERY.sub(rf"\1{REDACTED}", text)
+    if text.startswith("--"):
+        text = _ASSIGNED.sub(lambda m: f"{m['name']}{m['quote']}{REDACTED}", text)
     if "PRIVATE KEY" in text:
         text = _PEM.sub(REDACTED, text)
     text = _KEY_SHAPES.sub(REDACTED, text)
@@ -80,6 +93,17 @@ def scrub_text(text: str, key: str = "") -> str:
     """Free text (a repr, notes, a console line): as `scrub_value`, and `name=value` under a credential's name."""
     text = _ASSIGNED.sub(lambda m: f"{m['name']}{m['quote']}{REDACTED}", text)
     return _BEARER.sub(rf"\1{REDACTED}", scrub_value(text, key))
+
+
+def scrub_flags(items: Sequence[Any]) -> list[Any]:
+    """A list with flags in it, of a config: also the text that follows a flag with a credential's name."""
+    clean: list[Any] = []
+    for at, item in enumerate(items):
+        before = items[at - 1] if at else None
+        is_value = type(item) is str and not item.startswith("--")
+        is_named = type(before) is str and before.startswith("-") and "=" not in before and is_secret_name(before)
+        clean.append(REDACTED if is_value and is_named else item)
+    return clean
 
 
 def scrub_command(args: Sequence[str]) -> list[str]:

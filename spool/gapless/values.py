@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from gapless.numeric import Refused, as_number, detached, shape_of
-from gapless.redact import REDACTED, is_secret_name, scrub_text, scrub_value
+from gapless.redact import REDACTED, holds_secrets, is_secret_name, scrub_flags, scrub_text, scrub_value
 
 MAX_DEPTH = 100
 MAX_REPR_CHARS = 10_000
@@ -126,6 +126,10 @@ class Plain:
         return plain
 
     def _items(self, items: Iterable[Any], path: Path) -> list[Any]:
+        if self.config:
+            items = list(items)
+            if any(type(item) is str and item.startswith("-") for item in items):
+                items = scrub_flags(items)
         return [self.value(item, (*path, index)) for index, item in enumerate(items)]
 
     def _array(self, value: Any, shape: tuple[int, ...], path: Path) -> Any:
@@ -148,7 +152,7 @@ class Plain:
     def _text(self, text: str, path: Path) -> str:
         if self.config:
             key = next((part for part in reversed(path) if type(part) is str), "")
-            if text and is_secret_name(str(key)):
+            if text and (is_secret_name(str(key)) or any(type(part) is str and holds_secrets(part) for part in path)):
                 return REDACTED
             text = scrub_value(text, str(key))
         if text.isascii():

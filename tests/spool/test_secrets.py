@@ -58,6 +58,15 @@ NAMES = [
     "github_token",
     "wandb_token",
     "MY_HF_TOKEN",
+    "hub_token",
+    "push_to_hub_token",
+    "session_token",
+    "openai_key",
+    "wandb-key",
+    "ssh_key",
+    "passphrase",
+    "aws_credentials",
+    "Authorization",
     "trainer.logger.api_key",
     "trainer/logger/token",
 ]
@@ -210,3 +219,28 @@ def test_the_git_remote_has_no_user(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert record.data["git"] == {"commit": HEX40, "branch": "main", "remote": "https://h/r.git"}
+
+
+def test_texts_under_a_credentials_name_are_redacted_however_deep(tmp_path: Path) -> None:
+    """A holder with a value and its description; a bare `token` may as well hold a tokenizer's settings."""
+    config = {
+        "password": {"v": "hunter2", "n": 3, "list": ["hunter2"]},
+        "token": {"eos": "</s>"},
+        "args": ["--api-key", "hunter2", "--lr", "0.1", "--max_tokens", "many"],
+        "flag": "--hf_token=hunter2",
+        "url": "postgres://h/db?password=hunter2&sslmode=on&token=hunter2#x",
+        "prompt": "the password: say it",
+    }
+    with gapless.init("p", dir=tmp_path, config=config) as run:
+        run.console(["Authorization: Bearer hunter2", "all is well"])
+    (record,) = only(run.path, "run")
+
+    assert record.data["config"] == {
+        "password": {"v": REDACTED, "n": 3, "list": [REDACTED]},
+        "token": {"eos": "</s>"},
+        "args": ["--api-key", REDACTED, "--lr", "0.1", "--max_tokens", "many"],
+        "flag": f"--hf_token={REDACTED}",
+        "url": f"postgres://h/db?password={REDACTED}&sslmode=on&token={REDACTED}#x",
+        "prompt": "the password: say it",
+    }
+    assert "hunter2" not in "".join(path.read_text() for path in run.path.glob("*.jsonl"))

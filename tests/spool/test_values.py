@@ -423,3 +423,13 @@ def test_scalars_on_a_gpu_are_numbers(dtype: torch.dtype) -> None:
 
     assert row == {"x": 2.0}
     assert [what for what, _ in reports] == ["refused"]
+
+
+def test_a_masked_value_is_no_number(tmp_path: Path) -> None:
+    """It stands for a value that is not there: 0 or the fill value would be made up."""
+    run = gapless.init("p", dir=tmp_path)
+    run.log({"a": 1, "masked": np.ma.masked, "one": np.ma.array([1.0], mask=[True]), "open": np.ma.array([2.0])})
+    run.finish()
+
+    assert [record.data for record in only(run.path, "metrics")] == [{"a": 1, "open": 2.0}]
+    assert run.stats().refused == 2

@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 from prometheus_client.parser import text_string_to_metric_families
 
+from gapless_schemas import seal
 from gapless_uploader.cli import main
 from tests.uploader.spool_made import MadeRun, alive_here
 
@@ -291,6 +292,7 @@ def test_a_signal_stops_it_cleanly(root: Path, number: signal.Signals):
 HANGING = r"""
 import os, sys, threading
 from gapless_uploader import sinks
+from gapless_schemas import seal
 from gapless_uploader.cli import main
 from gapless_uploader.sinks.memory import MemorySink
 
@@ -421,3 +423,19 @@ def test_replay_on_a_terminal_is_a_bar(root: Path):
     text = screen_of(command("replay", root, *where(root)), re.compile("60 rows uploaded"), stop=False)
 
     assert re.search(r"replay .*\d+ %  \d+\.\d MB  \d+ rows +\d+ rows/s +\d+:\d\d:\d\d", text)
+
+
+def test_show_takes_any_number_and_says_what_it_leaves_out(tmp_path: Path):
+    """An integer beyond any float, and rows without a step."""
+    run = MadeRun(tmp_path / "spool").rows(0, 3)
+    run.append("metrics", {"loss": 1.0})
+    body = b'{"seq":%d,"t":1.0,"mono":1.0,"kind":"metrics","step":9,"data":{"big":"1%b"},"marks":[[["big"],"int"]]}'
+    with open(run.path, "ab") as file:
+        file.write(seal(body % (run.seq + 1, b"0" * 400)))
+    shown = gapless("show", tmp_path / "spool")
+    as_json = gapless("show", tmp_path / "spool", "big", "--json")
+
+    assert (shown.exit_code, as_json.exit_code) == (0, 0)
+    assert "big" in shown.stdout
+    assert "1 rows without a step are not shown" in shown.stdout
+    assert as_json.stdout == '{"big": [9, Infinity]}\n'

@@ -81,3 +81,25 @@ def _closed_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        "file:/dev/null/x",
+        "tensorboard:/proc/x",
+        "spool:/proc/x",
+        "clearml:/dev/null/x",
+        "mlflow:http://127.0.0.1:{closed}",
+        "prometheus:127.0.0.1:{open}",
+    ],
+)
+def test_a_target_that_cannot_take_anything_is_said(tmp_path: Path, sink: str) -> None:
+    """A folder that cannot be made, a server that is not there, a port that somebody has."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        named = sink.format(closed=_closed_port(), open=server.getsockname()[1])
+        code, found = examined("--state", tmp_path, "--to", named)
+
+    kind = sink.partition(":")[0]
+    assert (1, "bad") == (code, found[kind]["grade"])
+    assert any(word in found[kind]["text"] for word in ("/x", "127.0.0.1"))

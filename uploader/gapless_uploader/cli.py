@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -203,9 +204,11 @@ def show(path: Path, keys: tuple[str, ...], name: str | None, follow: bool, as_j
             raise click.ClickException(f"no such key in {run.key[1]}: {', '.join(map(printable, unknown))}")
         if as_json:
             last = {key: points[-1] for key, points in merged.series().items() if not keys or key in keys}
-            click.echo(orjson.dumps(last).decode())
+            click.echo(json.dumps(last))
         else:
             console.print(metrics_table(merged, keys, console.width))
+            if merged.unstepped:
+                console.print(f"{len(merged.unstepped)} rows without a step are not shown")
         if not follow:
             return
         time.sleep(2.0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from gapless_uploader.history import History
 from gapless_uploader.operations import Amend, Operation, Rewind, Row
@@ -46,8 +47,16 @@ class MergedRun:
         for step in sorted(self.rows):
             for key, value in self.rows[step].values.items():
                 if isinstance(value, int | float):
-                    found.setdefault(key, []).append((step, float(value)))
+                    found.setdefault(key, []).append((step, _as_float(value)))
         return found
+
+
+def _as_float(value: float) -> float:
+    """For a curve: an integer beyond any float is infinitely high."""
+    try:
+        return float(value)
+    except OverflowError:
+        return inf if value > 0 else -inf
 
 
 def merged_run(run: SpoolRun, now: float = 0.0) -> MergedRun:

@@ -174,7 +174,10 @@ class State:
                 kept.write_bytes(data)
             except OSError as error:
                 self._problem(str(journal), str(error))
-            self._problem(str(journal), f"{damaged} damaged lines; a copy is {kept.name}; their rows are offered again")
+            what = f"{damaged} damaged lines" if damaged else "not one whole line"
+            self._problem(str(journal), f"{what}; a copy is {kept.name}; what is missing is offered again")
+        elif data and not data.strip(b"\0 \n"):
+            self._problem(str(journal), f"{len(data)} bytes of nothing: what was uploaded is offered again")
 
     def _let_go(self) -> None:
         if self._fd is not None:

@@ -95,6 +95,7 @@ class DistributedStatsTracker:
                 raise ValueError(f"`{key}` must be a pytorch bool tensor: {_kind_of(mask)}")
             if mask.numel() == 0:
                 raise ValueError(f"`{key}` must be non-empty")
+            _check_has_values(key, mask)
         registry = self.source.registry
         full_keys = [self._scopes.full_key(key) for key in masks]
         with self.source.lock, torch.no_grad():
@@ -122,6 +123,7 @@ class DistributedStatsTracker:
                 raise ValueError(f"`{key}` should be a pytorch float tensor: {_kind_of(value)}")
             if value.numel() == 0:
                 raise ValueError(f"`{key}` should be non-empty")
+            _check_has_values(key, value)
         kind = _kind(reduce_type)
         registry = self.source.registry
         mask_key = self._scopes.full_key(denominator)
@@ -182,8 +184,10 @@ class DistributedStatsTracker:
 
     def _record_scalars(self, numbers: Sequence[tuple[str, float | Tensor]]) -> None:
         for key, number in numbers:
-            if isinstance(number, Tensor) and number.numel() != 1:
-                raise ValueError(f"`{key}` must have one element: {tuple(number.shape)}")
+            if isinstance(number, Tensor):
+                if number.numel() != 1:
+                    raise ValueError(f"`{key}` must have one element: {tuple(number.shape)}")
+                _check_has_values(key, number)
         registry = self.source.registry
         with self.source.lock, torch.no_grad():
             for key, _ in numbers:
@@ -221,6 +225,12 @@ def _kind_of(value: object) -> object:
     return value.dtype if isinstance(value, Tensor) else type(value)
 
 
+def _check_has_values(key: str, tensor: Tensor) -> None:
+    """Here and not at the export, where the other ranks would wait for this one."""
+    if tensor.is_meta:
+        raise ValueError(f"`{key}` is on the meta device: it has a shape and no values")
+
+
 def _note_turn(entry: Entry, turn: Turn, mask_key: str) -> None:
     """Warn where a program records all its denominators first, and its statistics after them."""
     if entry.last_turn == turn.number and turn.num_unused:
@@ -234,5 +244,10 @@ def _note_turn(entry: Entry, turn: Turn, mask_key: str) -> None:
 
 
 def seconds(timeout: float | timedelta | None) -> float | None:
-    """A time-out in seconds; None for none."""
-    return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    """A time-out in seconds; None for none. Raises ValueError before any rank waits for another."""
+    if timeout is None:
+        return None
+    found = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(found, bool) or not isinstance(found, int | float) or not found > 0:
+        raise ValueError(f"timeout={timeout!r}: say seconds above 0, a timedelta or None")
+    return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pytest
@@ -403,3 +405,28 @@ def test_a_turn_without_a_statistic_is_no_ones_fault(tracker: DistributedStatsTr
     tracker.stat("n", ReduceType.SUM, x=VALUE)
 
     assert tracker.export() == {"n": 3.0, "x": 100.0}
+
+
+def test_tensors_without_values_are_refused_where_they_are_recorded() -> None:
+    """A meta tensor has a shape only; at the export the other ranks would wait for this one."""
+    tracker = DistributedStatsTracker()
+    tracker.denominator(mask=torch.ones(2, dtype=torch.bool))
+    with pytest.raises(ValueError, match="meta device"):
+        tracker.scalar(x=torch.empty((), device="meta"))
+    with pytest.raises(ValueError, match="meta device"):
+        tracker.denominator(other=torch.empty(2, dtype=torch.bool, device="meta"))
+    with pytest.raises(ValueError, match="meta device"):
+        tracker.stat(denominator="mask", loss=torch.empty(2, device="meta"))
+
+    assert tracker.export() == {"mask": 2.0}
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "x", True, timedelta(0)])
+def test_a_timeout_that_is_none_is_refused_before_anybody_waits(timeout: Any) -> None:
+    """Recorded values stay."""
+    tracker = DistributedStatsTracker()
+    tracker.scalar(x=1.0)
+    with pytest.raises(ValueError, match="say seconds above 0"):
+        tracker.export(timeout=timeout)
+
+    assert tracker.export(timeout=5)["x"] == 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,18 @@ def disk_trouble(what: str, error: OSError) -> Parked | Retryable:
         way_out = "give the uploader's user a folder there that it may write, and a watch goes on by itself"
         return Parked(f"{reason}; {way_out}")
     return Retryable(reason)
+
+
+def check_folder(target: str) -> str:
+    """For `doctor`: that files can be made in the folder, or in the nearest above it. Raises Parked and Retryable."""
+    nearest = Path(target)
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    with disk("write to", Path(target)), tempfile.TemporaryFile(dir=nearest) as file:
+        file.write(b"x")
+        file.flush()
+        os.fsync(file.fileno())
+    return f"writes to {target}"
 
 
 def regular_file(path: str, flags: int) -> int:

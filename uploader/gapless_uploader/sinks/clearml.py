@@ -24,7 +24,7 @@ from gapless_uploader.operations import Amend, Log, Media, Missing, Rewind, Row,
 from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Refusal, RunView
 from gapless_uploader.sinks import need
 from gapless_uploader.sinks._clearml_server import ClearmlServerSession, connect
-from gapless_uploader.sinks._disk import disk, folder_target, regular_file, replace_durably
+from gapless_uploader.sinks._disk import check_folder, disk, folder_target, regular_file, replace_durably
 from gapless_uploader.sinks._json import as_json
 from gapless_uploader.sinks._naming import project_part, run_part
 from gapless_uploader.sinks._own_file import OwnFile
@@ -66,6 +66,10 @@ class ClearmlSink:
             if self._api is None:
                 self._api = connect()
         return ClearmlServerSession(self._api, run, memo, f"gapless:{_digest(run)}", events.event, _Unfit, split)
+
+    def check(self) -> str:
+        """For `doctor`: that the folder can be written. Raises Parked and Retryable."""
+        return "sends to ClearML's own server" if self.target == "server" else check_folder(self.target)
 
 
 class ClearmlSession:

@@ -22,7 +22,7 @@ import orjson
 from gapless_schemas import path_name
 from gapless_uploader.operations import Amend, Log, Media, Missing, Rewind, Row, Table, Text, Value
 from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Parked, Refusal, RunView
-from gapless_uploader.sinks._disk import disk, folder_target, regular_file, replace_durably
+from gapless_uploader.sinks._disk import check_folder, disk, folder_target, regular_file, replace_durably
 from gapless_uploader.sinks._naming import project_part, run_part
 from gapless_uploader.sinks._own_file import OwnFile
 
@@ -49,6 +49,10 @@ class FileSink:
     def open(self, run: RunView, memo: Memo) -> FileSession:
         """A session that appends behind `memo`'s length. Raises Retryable, or Parked for a file that is not ours."""
         return FileSession(Path(self.target), run, memo)
+
+    def check(self) -> str:
+        """For `doctor`: that the folder can be written. Raises Parked and Retryable."""
+        return check_folder(self.target)
 
 
 class FileSession:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -55,6 +56,7 @@ from gapless_uploader.sinks import need
 from gapless_uploader.sinks._json import as_json
 from gapless_uploader.sinks._mlflow_names import Names, allowed, params_of
 
+_CHECK_S = 5.0
 _MAX_METRICS = 1_000
 _MAX_REPEATED = 100
 """Points a request that may have come before: a server older than 3.10 refuses more where some of them are there."""
@@ -113,6 +115,19 @@ class MlflowSink:
             raise Misconfigured(f"sink 'mlflow': {str(error)[:500]}; use a server or sqlite:///FILE") from error
         with translated():
             return MlflowSession(client, run, memo, self._artifacts or _beside_database(client.tracking_uri))
+
+    def check(self) -> str:
+        """For `doctor`: that a server listens. Raises Retryable."""
+        uri = self.target or need("mlflow", "mlflow").get_tracking_uri()
+        parts = urlsplit(uri)
+        if parts.scheme in ("http", "https"):
+            try:
+                port = parts.port or (443 if parts.scheme == "https" else 80)
+                with socket.create_connection((parts.hostname or "", port), timeout=_CHECK_S):
+                    pass
+            except (OSError, ValueError) as error:
+                raise Retryable(f"no connection to {parts.hostname}:{parts.port}: {error}") from error
+        return f"writes to {parts.hostname if parts.username else uri}"
 
 
 class MlflowSession:

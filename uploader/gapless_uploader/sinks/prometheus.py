@@ -8,6 +8,7 @@ keeps its own time: a value counts from its scrape on, and what lies before is n
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator
 from threading import Lock
 from typing import Any
@@ -63,12 +64,21 @@ class PrometheusSink:
                 try:
                     self._server, _ = client.start_http_server(self._port, self._host, registry)
                 except OSError as error:
-                    way_out = "end what listens there, and a watch goes on by itself, or use --to prometheus:HOST:PORT"
-                    raise Misconfigured(
-                        f"sink 'prometheus': listen on {self.target}: {error.strerror}; {way_out}"
-                    ) from error
+                    raise self._taken(error) from error
             self._sessions[run.project, run.tracker_id] = session
         return session
+
+    def check(self) -> str:
+        """For `doctor`: that the port can be listened on. Raises Misconfigured."""
+        try:
+            with socket.create_server((self._host, self._port)):
+                return f"serves {self.target}"
+        except OSError as error:
+            raise self._taken(error) from error
+
+    def _taken(self, error: OSError) -> Misconfigured:
+        way_out = "end what listens there, and a watch goes on by itself, or use --to prometheus:HOST:PORT"
+        return Misconfigured(f"sink 'prometheus': listen on {self.target}: {error.strerror}; {way_out}")
 
     def sessions(self) -> list[PrometheusSession]:
         """The runs that are served, sessions that were closed included."""

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from gapless_schemas import SegmentName, is_media_name, path_name
 from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Misconfigured, Parked, RunView
 from gapless_uploader.sinks import need
-from gapless_uploader.sinks._disk import disk_trouble, folder_target, regular_file
+from gapless_uploader.sinks._disk import check_folder, disk_trouble, folder_target, regular_file
 
 _BLOCK = 1 << 20
 
@@ -64,6 +64,10 @@ class SpoolSink:
             if copies == spool or spool in copies.parents or Path(folder).resolve() == run.folder.resolve():
                 raise _itself(root)
         return SpoolSession(files, run.folder, folder, memo)
+
+    def check(self) -> str:
+        """For `doctor`: that a folder can be written; of a URL, what it is. Raises Parked and Retryable."""
+        return f"writes to {self.target}" if "://" in self.target else check_folder(self.target)
 
 
 class SpoolSession:

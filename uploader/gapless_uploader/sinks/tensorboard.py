@@ -28,7 +28,7 @@ from gapless_schemas import path_name
 from gapless_uploader.operations import Amend, Config, Log, Rewind, Row, State, Table, Value
 from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Misconfigured, Refusal, RunView
 from gapless_uploader.sinks._crc32c import frame
-from gapless_uploader.sinks._disk import disk, folder_target, replace_durably
+from gapless_uploader.sinks._disk import check_folder, disk, folder_target, replace_durably
 from gapless_uploader.sinks._json import as_json
 from gapless_uploader.sinks._naming import project_part, run_part
 from gapless_uploader.sinks._own_file import OwnFile
@@ -71,6 +71,10 @@ class TensorboardSink:
     def open(self, run: RunView, memo: Memo) -> TensorboardSession:
         """A session that appends behind `memo`'s length. Raises Misconfigured, Retryable or Parked."""
         return TensorboardSession(Path(self.target), run, memo, Encoder(self._double))
+
+    def check(self) -> str:
+        """For `doctor`: that the folder can be written. Raises Parked and Retryable."""
+        return check_folder(self.target)
 
 
 class TensorboardSession:
@@ -165,7 +169,8 @@ class TensorboardSession:
                 refused.append(Refusal(step, key, str(reason)))
                 continue
             if isinstance(value, Table) and len(value.rows) > MAX_TABLE_ROWS:
-                refused.append(Refusal(step, key, f"table rows beyond {MAX_TABLE_ROWS} are not shown"))
+                lost = Refusal(step, key, f"table rows beyond {MAX_TABLE_ROWS} are not shown")
+                refused.extend([lost] * (len(value.rows) - MAX_TABLE_ROWS))
         if made:
             rows.append(self._encoder.row(step, t, made))
 
