@@ -123,7 +123,6 @@ class DistributedStatsTracker:
                 raise ValueError(f"`{key}` should be a pytorch float tensor: {_kind_of(value)}")
             if value.numel() == 0:
                 raise ValueError(f"`{key}` should be non-empty")
-            _check_has_values(key, value)
         kind = _kind(reduce_type)
         registry = self.source.registry
         mask_key = self._scopes.full_key(denominator)

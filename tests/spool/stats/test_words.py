@@ -415,7 +415,7 @@ def test_tensors_without_values_are_refused_where_they_are_recorded() -> None:
         tracker.scalar(x=torch.empty((), device="meta"))
     with pytest.raises(ValueError, match="meta device"):
         tracker.denominator(other=torch.empty(2, dtype=torch.bool, device="meta"))
-    with pytest.raises(ValueError, match="meta device"):
+    with pytest.raises(ValueError, match="`loss` is on meta, `mask` on cpu"):
         tracker.stat(denominator="mask", loss=torch.empty(2, device="meta"))
 
     assert tracker.export() == {"mask": 2.0}
