@@ -215,6 +215,19 @@ def test_status_json(root: Path):
     assert (sink["uploaded"], sink["step"], sink["behind_bytes"], sink["state"]) == (30, 29, 0, "finished")
 
 
+def test_status_says_that_a_segment_was_cut_since_it_was_uploaded(root: Path):
+    """The trackers have its rows; the spool has not any more."""
+    gapless("replay", root, *where(root))
+    (segment,) = (root / "grpo" / "r-1").glob("*.jsonl")
+    size = segment.stat().st_size
+    os.truncate(segment, size // 2)
+    (note,) = orjson.loads(gapless("status", root, "--state", root.parent / "state", "--json").stdout)["runs"][0][
+        "notes"
+    ]
+
+    assert note == f"{segment.name} has {size // 2} bytes, and {size} of it were uploaded: it was cut since"
+
+
 def test_status_writes_nothing(root: Path):
     """`status` makes no state, not even a folder for it."""
     gapless("status", root, "--state", root.parent / "state")

@@ -130,6 +130,7 @@ def _run(run: SpoolRun, progress: list[dict[str, Any]], crashed_after_s: float) 
     if run.unsupported:
         status.notes.append(run.unsupported)
     status.notes.extend(_overlaps(run))
+    status.notes.extend(_cut(run, progress))
     status.sinks = [_sink(run, entry) for entry in sorted(progress, key=lambda p: str(p["sink"]))]
     return status
 
@@ -188,6 +189,21 @@ def _overlaps(run: SpoolRun) -> list[str]:
             if end > start + 1.0:
                 first, second = (f"{h.attempt} ({h.host} pid {h.pid})" for h in (one, other))
                 notes.append(f"attempts {first} and {second} of writer {writer!r} overlapped by {end - start:.0f} s")
+    return notes
+
+
+def _cut(run: SpoolRun, progress: list[dict[str, Any]]) -> list[str]:
+    """Segments that are shorter than what was uploaded of them: the spool lost bytes, the trackers did not."""
+    read: dict[tuple[str, int], int] = {}
+    for entry in progress:
+        for attempt_id, place in entry.get("cursor", {}).items():
+            for segment, offset, _ in place["open"]:
+                read[attempt_id, segment] = max(offset, read.get((attempt_id, segment), 0))
+    notes = []
+    for (attempt_id, index), offset in sorted(read.items()):
+        segment = run.segments.get(attempt_id, {}).get(index)
+        if segment is not None and segment.size < offset:
+            notes.append(f"{segment.name} has {segment.size} bytes, and {offset} of it were uploaded: it was cut since")
     return notes
 
 
