@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from gapless_schemas import Header, SegmentName, encode_header, encode_record
-from gapless_uploader.pipeline import Files
 from gapless_uploader.spool import Spool
+from gapless_uploader.steps import Files
 
 T0 = 1_700_000_000.0
 

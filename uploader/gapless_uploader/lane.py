@@ -14,9 +14,10 @@ from concurrent.futures import Executor
 from gapless_uploader.agenda import Agenda
 from gapless_uploader.budget import Budget
 from gapless_uploader.lease import Held
-from gapless_uploader.pipeline import Files, Outcome, Pipeline
+from gapless_uploader.pipeline import Pipeline
 from gapless_uploader.sink import Sink
 from gapless_uploader.spool import RunKey
+from gapless_uploader.steps import Files, Outcome
 from gapless_uploader.workers import Workers
 
 _CRASH_CAP_S = 60.0

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from gapless_uploader import events
 from gapless_uploader.events import Event
 from gapless_uploader.operations import Amend, Row
-from gapless_uploader.pipeline import Outcome
 from gapless_uploader.spool import RunKey
 from gapless_uploader.state import State
+from gapless_uploader.steps import Outcome
 
 Place = tuple[RunKey, str]
 """(run, sink)."""

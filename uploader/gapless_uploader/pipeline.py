@@ -10,17 +10,15 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gapless_schemas import Header
 from gapless_uploader.adapt import adapt
 from gapless_uploader.history import History
-from gapless_uploader.intervals import Intervals
 from gapless_uploader.operations import Amend, Log, Operation, Row, State, Superseded
-from gapless_uploader.reader import Cursor, RunReader
+from gapless_uploader.position import Position, is_read, meet, seqs_of
+from gapless_uploader.reader import RunReader
 from gapless_uploader.rejoin import cursor_at
 from gapless_uploader.sink import (
     Batch,
@@ -37,7 +35,7 @@ from gapless_uploader.sink import (
     Sink,
 )
 from gapless_uploader.spool import RunKey
-from gapless_uploader.tail import Damage
+from gapless_uploader.steps import Files, Outcome, PipelineOptions
 
 SNAPSHOT_BYTES = 16 << 20
 BACKOFF_FIRST_S = 1.0
@@ -47,56 +45,6 @@ REST_S = 60.0
 ENDS = ("finished", "failed", "crashed")
 REWINDS = ("new-run", "keep-first", "mark")
 _MARK = "rewound-from-step:"
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """What the scan saw of a run; nothing of it changes any more."""
-
-    headers: Mapping[str, Header]
-    paths: Mapping[str, Mapping[int, Path]]
-    sizes: Mapping[str, Mapping[int, int]]
-    crashed: bool = False
-    """Nobody writes the run's newest attempt any more."""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What one step did."""
-
-    progress: dict[str, Any] | None = None
-    """To be made durable before the next step."""
-    rows: int = 0
-    more: bool = False
-    """There is more to do at once."""
-    retry_in_s: float | None = None
-    look_again_s: float | None = None
-    """Part of the spool has not arrived yet, though the file's size says it has."""
-    failed: str | None = None
-    parked: str | None = None
-    parked_sink: bool = False
-    recovered_after: int = 0
-    new_state: str | None = None
-    damage: list[tuple[str, Damage]] = field(default_factory=list)
-    refused: list[Refusal] = field(default_factory=list)
-    crashed: str | None = None
-    """What the sink raised though no sink may: the pipeline is of no use any more."""
-    num_bytes: int = 0
-    """Of spool that was read, for the sink's budget."""
-    dead: list[tuple[Operation, str]] = field(default_factory=list)
-    """Operations that the tracker rejected for good."""
-    check: dict[str, Any] | None = None
-    """What a sink found when it compared an ended run with the tracker: `ok`, and `text` for a person."""
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineOptions:
-    """How a pipeline behaves; the same for all runs of a sink."""
-
-    on_rewind: str = "new-run"
-    """What becomes of rows that were uploaded and rewound, where the tracker cannot take them back."""
-    grace_s: float = 30.0
-    """How long NUL bytes inside a segment may be blocks that have not arrived."""
 
 
 class Pipeline:
@@ -181,7 +129,7 @@ class Pipeline:
                 for name, sizes in files.sizes.items()
             )
         cursor = self.saved.get("cursor", {})
-        return all(_idle(cursor.get(name), sizes) for name, sizes in files.sizes.items())
+        return all(is_read(cursor.get(name), sizes) for name, sizes in files.sizes.items())
 
     def step(self, files: Files, now: float) -> Outcome:
         """Read and write one batch. Raises nothing that the tracker or the disk can cause."""
@@ -319,7 +267,7 @@ class Pipeline:
 
     def _read(self, reader: RunReader, history: History, files: Files, now: float, outcome: Outcome) -> None:
         can = self.sink.capabilities
-        self._meet(reader, history, files, now)
+        meet(reader, history, files, now)
         count = 0
         for attempt_id, taken in reader.read(files.paths, files.sizes, now, can.max_bytes):
             history.feed(attempt_id, taken, files.paths)
@@ -517,98 +465,33 @@ class Pipeline:
     def _load(self, files: Files, now: float) -> tuple[RunReader, History]:
         """The reader and history at the saved position; after a start they are read up to it, without writing."""
         if self._reader is None or self._history is None:
-            cursor = self.saved.get("cursor", {})
+            cursor, end = self.saved.get("cursor", {}), self.saved.get("end")
+            at = Position(self.key, self.sink.kind, self._options.grace_s)
             snapshot = self._snapshot() if cursor else None
-            history = History(RunView(self.key[0], self.key[1], 0.0, ""), self.sink.kind)
-            reader = RunReader(grace_s=self._options.grace_s)
             if snapshot is not None and snapshot.get("generation") == self._generation:
-                reader = RunReader(snapshot["cursor"], self._options.grace_s)
-                known = {name: header for name, header in files.headers.items() if name in snapshot["cursor"]}
-                reader.meet(known)
-                try:
-                    history.restore(snapshot["history"], files.headers, reader.seen())
-                except (LookupError, TypeError, ValueError):
-                    history = History(RunView(self.key[0], self.key[1], 0.0, ""), self.sink.kind)
-                    reader = RunReader(grace_s=self._options.grace_s)
+                at.restore(snapshot, files)
             if cursor:
-                self._read_up_to(reader, history, files, now, cursor)
-                history.operations.clear()
-                self._adopt_missing(reader, history, cursor)
-                reader = self._reader_at(cursor, history, files)
-            state, exit_code = self._batch_state if self.saved.get("end") else (self._state, self._exit_code)
-            history.view.state, history.view.exit_code = state or "running", exit_code
-            end = self.saved.get("end")
+                at.go_to(cursor, files, now, self.saved.get("attempts"))
+            state, exit_code = self._batch_state if end else (self._state, self._exit_code)
+            at.history.view.state, at.history.view.exit_code = state or "running", exit_code
             if end:
-                self._read_up_to(reader, history, files, now, end)
-                if _missing(reader, end):
-                    raise Retryable("a batch that was being sent cannot be read again: its segments are out of sight")
-                refused = self._refused.copy()
-                self._take_operations(history, Outcome())
-                self._refused = refused
-                done = min(self.saved.get("done", 0), len(self._pending))
-                self._acked_top = max(self._acked_top, *(_step_of(operation) for operation in self._pending[:done]), -1)
-                self._pending, self._done = self._pending[done:], done
-                self._uncertain = self._intent_saved = True
-                reader = self._reader_at(end, history, files)
-                self._end = end
-                if not self._pending:  # all of the batch was applied: what is read next begins behind it
-                    self.saved = {**self.saved, "cursor": end, "end": None, "done": 0}
-                    self._end, self._done, self._uncertain, self._intent_saved = None, 0, False, False
-            self._reader, self._history = reader, history
+                at.read_on(end, files, now)
+                self._form_again(end, at.history)
+            self._reader, self._history = at.reader, at.history
         return self._reader, self._history
 
-    def _adopt_missing(self, reader: RunReader, history: History, cursor: dict[str, Any]) -> None:
-        """Attempts whose files are not all here any more are taken from the progress."""
-        missing = _missing(reader, cursor)
-        if not missing:
-            return
-        saved = self.saved.get("attempts")
-        if saved is None:
-            raise Retryable(f"{len(missing)} attempts that were uploaded before cannot be read again: files are gone")
-        history.adopt(saved, missing)
-
-    def _reader_at(self, cursor: dict[str, Any], history: History, files: Files) -> RunReader:
-        """A reader at exactly `cursor`, which the history shares."""
-        reader = RunReader(cursor, self._options.grace_s)
-        reader.meet({name: header for name, header in files.headers.items() if name in cursor})
-        for name, attempt in history.attempts.items():
-            if name in reader.attempts:
-                attempt.seen = reader.attempts[name].seen
-        return reader
-
-    def _read_up_to(
-        self, reader: RunReader, history: History, files: Files, now: float, cursor: dict[str, Any]
-    ) -> None:
-        known = Files({n: h for n, h in files.headers.items() if n in cursor}, files.paths, files.sizes)
-        reader.meet(known.headers)
-        reader.bound(cursor)
-        self._meet(reader, history, known, now)
-        self._feed_all(reader, history, files, now, cursor)
-        missing = _missing(reader, cursor)
-        for name, seen in missing.items():
-            if name in reader.attempts:
-                reader.attempts[name].want(seen)
-        if missing:
-            self._feed_all(reader, history, files, now, cursor)
-
-    def _feed_all(self, reader: RunReader, history: History, files: Files, now: float, cursor: dict[str, Any]) -> None:
-        for attempt_id, taken in reader.read(files.paths, files.sizes, now, 1 << 62):
-            history.feed(attempt_id, taken, files.paths)
-            if cursor is self.saved.get("cursor"):
-                history.operations.clear()
-
-    def _meet(self, reader: RunReader, history: History, files: Files, now: float) -> None:
-        new = reader.meet(files.headers)
-        missing = [header for name, header in files.headers.items() if name not in history.attempts]
-        if not new and not missing:
-            return
-        for header in new:
-            if header.attempt_id in history.attempts:
-                history.attempts[header.attempt_id].seen = reader.attempts[header.attempt_id].seen
-        for header in missing:
-            first_step = reader.first_step(header.attempt_id, files.paths, now)
-            history.meet(header, reader.attempts[header.attempt_id].seen, first_step)
-        history.apply_limits(files.paths)
+    def _form_again(self, end: dict[str, Any], history: History) -> None:
+        """Form the batch that was being sent, without what was applied of it."""
+        refused = self._refused.copy()
+        self._take_operations(history, Outcome())
+        self._refused = refused
+        done = min(self.saved.get("done", 0), len(self._pending))
+        self._acked_top = max(self._acked_top, *(_step_of(operation) for operation in self._pending[:done]), -1)
+        self._pending, self._done, self._end = self._pending[done:], done, end
+        self._uncertain = self._intent_saved = True
+        if not self._pending:  # all of the batch was applied: what is read next begins behind it
+            self.saved = {**self.saved, "cursor": end, "end": None, "done": 0}
+            self._end, self._done, self._uncertain, self._intent_saved = None, 0, False, False
 
     # small things
 
@@ -621,7 +504,7 @@ class Pipeline:
         return view
 
     def _place(self) -> Place:
-        return Place(_seqs(self.saved.get("cursor", {})), _seqs(self._end or {}), self._done, self._batch_top)
+        return Place(seqs_of(self.saved.get("cursor", {})), seqs_of(self._end or {}), self._done, self._batch_top)
 
     def _progress(self) -> dict[str, Any]:
         open_end = self._end if (self._pending and (self._intent_saved or self._done)) else None
@@ -666,35 +549,14 @@ class Pipeline:
             self._session = None
 
 
-def _missing(reader: RunReader, cursor: dict[str, Any]) -> dict[str, Intervals]:
-    """Attempts of which not all could be read that `cursor` says was read -> their seqs."""
-    seen = reader.seen()
-    return {
-        name: Intervals(at["seen"])
-        for name, at in cursor.items()
-        if at["seen"] != (seen[name].to_json() if name in seen else [])
-    }
-
-
 def is_settled(saved: Mapping[str, Any], files: Files) -> bool:
     """What `Pipeline.settled` says of a pipeline made of this progress: most runs of a large spool need none."""
     return (
         saved.get("state") in ENDS
         and not saved.get("flush")
         and not saved.get("end")
-        and all(_idle(saved["cursor"].get(name), sizes) for name, sizes in files.sizes.items())
+        and all(is_read(saved["cursor"].get(name), sizes) for name, sizes in files.sizes.items())
     )
-
-
-def _idle(cursor: dict[str, Any] | None, sizes: Mapping[int, int]) -> bool:
-    if cursor is None:
-        return not sizes
-    ends = {segment: offset for segment, offset, _ in cursor["open"]}
-    return all(ends.get(index, size if index < cursor["next"] else -1) == size for index, size in sizes.items())
-
-
-def _seqs(cursor: Cursor) -> dict[str, list[list[int]]]:
-    return {name: place["seen"] for name, place in cursor.items()}
 
 
 def _step_of(operation: Operation) -> int:

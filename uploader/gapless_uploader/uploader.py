@@ -27,11 +27,12 @@ from gapless_uploader.lag import Lag
 from gapless_uploader.lane import Lane
 from gapless_uploader.lease import Held, Lease, is_alive
 from gapless_uploader.ledger import Ledger, Place, name_of
-from gapless_uploader.pipeline import Files, Outcome, Pipeline, PipelineOptions, is_settled
+from gapless_uploader.pipeline import Pipeline, is_settled
 from gapless_uploader.routes import Filters, Routes
 from gapless_uploader.sink import Sink
 from gapless_uploader.spool import RunKey, Spool, SpoolRun
 from gapless_uploader.state import State
+from gapless_uploader.steps import Files, Outcome, PipelineOptions
 from gapless_uploader.workers import CALL_TIMEOUT_S
 
 CRASHED_AFTER_S = 300.0

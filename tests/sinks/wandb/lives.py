@@ -15,8 +15,9 @@ from typing import Any
 
 import orjson
 
-from gapless_uploader.pipeline import Outcome, Pipeline, PipelineOptions
+from gapless_uploader.pipeline import Pipeline
 from gapless_uploader.sinks._wandb_http import Http
+from gapless_uploader.steps import Outcome, PipelineOptions
 from tests.sinks.wandb.loopback import LoopbackSink
 from tests.wandb_spool import files_of
 

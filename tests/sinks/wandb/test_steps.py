@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gapless_uploader.pipeline import PipelineOptions
+from gapless_uploader.steps import PipelineOptions
 from tests.servers.wandb_server import WandbServer
 from tests.sinks.wandb.lives import Clock, Lives
 from tests.wandb_spool import Attempt

@@ -1,0 +1,126 @@
+"""Where a pipeline stands in its run: a reader and the history of what it read, at a cursor that was saved.
+
+After a start both are made anew: from a snapshot where there is one, and read up to the cursor. What cannot be read any
+more is taken from what the progress keeps of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gapless_uploader.history import History
+from gapless_uploader.intervals import Intervals
+from gapless_uploader.reader import Cursor, RunReader
+from gapless_uploader.sink import Retryable, RunView
+from gapless_uploader.spool import RunKey
+from gapless_uploader.steps import Files
+
+
+class Position:
+    """A run's reader and history on their way to a cursor; at the run's beginning at first."""
+
+    def __init__(self, key: RunKey, kind: str, grace_s: float) -> None:
+        self._key, self._kind, self._grace_s = key, kind, grace_s
+        self._begin()
+
+    def _begin(self) -> None:
+        self.history = History(RunView(self._key[0], self._key[1], 0.0, ""), self._kind)
+        self.reader = RunReader(grace_s=self._grace_s)
+
+    def restore(self, snapshot: dict[str, Any], files: Files) -> None:
+        """Stand where the snapshot was made; one that does not fit is left alone."""
+        self.reader = RunReader(snapshot["cursor"], self._grace_s)
+        self.reader.meet({name: header for name, header in files.headers.items() if name in snapshot["cursor"]})
+        try:
+            self.history.restore(snapshot["history"], files.headers, self.reader.seen())
+        except (LookupError, TypeError, ValueError):
+            self._begin()
+
+    def go_to(self, cursor: Cursor, files: Files, now: float, attempts: dict[str, Any] | None) -> None:
+        """Read up to `cursor`; what was read makes no operations. `attempts`: `History.compact` of that place.
+
+        Raises OSError, and Retryable where files are gone of which nothing was kept.
+        """
+        self._read(cursor, files, now, keeps=False)
+        self.history.operations.clear()
+        missing = _missing(self.reader, cursor)
+        if missing:
+            if attempts is None:
+                raise Retryable(
+                    f"{len(missing)} attempts that were uploaded before cannot be read again: files are gone"
+                )
+            self.history.adopt(attempts, missing)
+        self._stand_at(cursor, files)
+
+    def read_on(self, end: Cursor, files: Files, now: float) -> None:
+        """Read up to `end`, the end of a batch. Raises OSError, and Retryable where not all of it is there."""
+        self._read(end, files, now, keeps=True)
+        if _missing(self.reader, end):
+            raise Retryable("a batch that was being sent cannot be read again: its segments are out of sight")
+        self._stand_at(end, files)
+
+    def _read(self, cursor: Cursor, files: Files, now: float, keeps: bool) -> None:
+        known = Files({n: h for n, h in files.headers.items() if n in cursor}, files.paths, files.sizes)
+        self.reader.meet(known.headers)
+        self.reader.bound(cursor)
+        meet(self.reader, self.history, known, now)
+        self._feed(files, now, keeps)
+        missing = _missing(self.reader, cursor)
+        for name, seen in missing.items():
+            if name in self.reader.attempts:
+                self.reader.attempts[name].want(seen)
+        if missing:
+            self._feed(files, now, keeps)
+
+    def _feed(self, files: Files, now: float, keeps: bool) -> None:
+        for attempt_id, taken in self.reader.read(files.paths, files.sizes, now, 1 << 62):
+            self.history.feed(attempt_id, taken, files.paths)
+            if not keeps:
+                self.history.operations.clear()
+
+    def _stand_at(self, cursor: Cursor, files: Files) -> None:
+        """A reader at exactly `cursor`, whose seqs the history shares."""
+        self.reader = RunReader(cursor, self._grace_s)
+        self.reader.meet({name: header for name, header in files.headers.items() if name in cursor})
+        for name, attempt in self.history.attempts.items():
+            if name in self.reader.attempts:
+                attempt.seen = self.reader.attempts[name].seen
+
+
+def meet(reader: RunReader, history: History, files: Files, now: float) -> None:
+    """Let both know of attempts that are new. Raises OSError."""
+    new = reader.meet(files.headers)
+    missing = [header for name, header in files.headers.items() if name not in history.attempts]
+    if not new and not missing:
+        return
+    for header in new:
+        if header.attempt_id in history.attempts:
+            history.attempts[header.attempt_id].seen = reader.attempts[header.attempt_id].seen
+    for header in missing:
+        first_step = reader.first_step(header.attempt_id, files.paths, now)
+        history.meet(header, reader.attempts[header.attempt_id].seen, first_step)
+    history.apply_limits(files.paths)
+
+
+def is_read(place: dict[str, Any] | None, sizes: Mapping[int, int]) -> bool:
+    """Whether an attempt's `place` in a cursor lies at the ends of its segments, known without reading."""
+    if place is None:
+        return not sizes
+    ends = {segment: offset for segment, offset, _ in place["open"]}
+    return all(ends.get(index, size if index < place["next"] else -1) == size for index, size in sizes.items())
+
+
+def seqs_of(cursor: Cursor) -> dict[str, list[list[int]]]:
+    """What was read at `cursor`, said without files."""
+    return {name: place["seen"] for name, place in cursor.items()}
+
+
+def _missing(reader: RunReader, cursor: Cursor) -> dict[str, Intervals]:
+    """Attempts of which not all could be read that `cursor` says was read -> their seqs."""
+    seen = reader.seen()
+    return {
+        name: Intervals(at["seen"])
+        for name, at in cursor.items()
+        if at["seen"] != (seen[name].to_json() if name in seen else [])
+    }
