@@ -22,17 +22,16 @@ from typing import Any
 
 from gapless_schemas import Header, Record
 from gapless_uploader.attempt import Taken
+from gapless_uploader.description import KINDS as DESCRIBED
+from gapless_uploader.description import Description
 from gapless_uploader.index import SparseIndex
 from gapless_uploader.intervals import Intervals, StepSet
-from gapless_uploader.merge import NO_LIMIT, Cut, bounded, cuts, merge_config, merge_row, same, survives, writer_order
+from gapless_uploader.last_values import LastValues
+from gapless_uploader.merge import NO_LIMIT, Cut, bounded, cuts, merge_row, same, survives, writer_order
 from gapless_uploader.merge import attempt_order as order_of
 from gapless_uploader.operations import (
     Amend,
-    Axis,
     Config,
-    Gap,
-    Identity,
-    Log,
     Operation,
     Rewind,
     Row,
@@ -112,14 +111,10 @@ class History:
         self.last_step: int | None = None
         """The step of the newest row that was read."""
         self._top = -1
-        self._configs: dict[str, dict[str, Any]] = {}
-        self._described_by: dict[str, str] = {}
-        """Writer -> the newest of its attempts whose `run` record was read."""
-        self._summary_steps: dict[str, int] = {}
-        self._overrides: dict[str, Any] = {}
+        self._description = Description(view)
+        self._last = LastValues()
+        view.summary = self._last.values
         self._paths: Paths = {}
-        self._newest: tuple[int, Mapping[str, Value]] | None = None
-        """Step and values of the newest row, where the summary does not have them yet. None between calls."""
         self._tip: tuple[str, int, Row | Amend] | None = None
         """The last row made, the only attempt that is in it and its newest seq: amends of it need no disk."""
 
@@ -173,9 +168,9 @@ class History:
                 if found is not None and self._kind not in record.skip_sinks:
                     self._row(attempt, records, at, {found[0]: found[1]})
             else:
-                self._fold_newest()
+                self._last.fold()
                 self._meta(attempt, record)
-        self._fold_newest()
+        self._last.fold()
         if taken.records:
             last = taken.records[-1]
             attempt.last_t = max(attempt.last_t, last.t)
@@ -237,11 +232,8 @@ class History:
             },
             "view": {name: getattr(self.view, name) for name in _VIEW_FIELDS},
             "counts": [self.superseded, self.rows, self.last_step],
-            "configs": self._configs,
-            "described_by": self._described_by,
-            "summary_steps": self._summary_steps,
-            "summary": {k: v for k, v in self.view.summary.items() if isinstance(v, int | float | str | list)},
-            "overrides": self._overrides,
+            "description": self._description.to_json(),
+            "summary": self._last.to_json(),
         }  # fmt: skip
 
     def restore(self, saved: dict[str, Any], headers: Mapping[str, Header], seen: Mapping[str, Intervals]) -> None:
@@ -255,9 +247,9 @@ class History:
             setattr(self.view, name, saved["view"][name])
         self.view.axes = {key: (axis, rule) for key, (axis, rule) in self.view.axes.items()}
         self.superseded, self.rows, self.last_step = saved["counts"]
-        self._configs, self._overrides = saved["configs"], saved["overrides"]
-        self._described_by = saved["described_by"]
-        self._summary_steps, self.view.summary = saved["summary_steps"], saved["summary"]
+        self._description.restore(saved["description"])
+        self._last.restore(saved["summary"])
+        self.view.summary = self._last.values
         self._limit()
         self._obeyed_all()
         self._top = max((a.steps.last for a in self.attempts.values()), default=-1)
@@ -389,7 +381,7 @@ class History:
 
     def _relimit(self) -> None:
         self._limit()
-        self._fold_newest()
+        self._last.fold()
         dropped = [self._obey(attempt) for attempt in self.attempts.values() if attempt.newer != attempt.obeyed]
         lowest = min((step for step in dropped if step is not None), default=None)
         if lowest is None:
@@ -398,17 +390,14 @@ class History:
         self._top = max((attempt.steps.last for attempt in self.attempts.values()), default=-1)
         self.operations.append(Rewind(lowest))
         again = sorted({step for a in self.attempts.values() for step in a.steps.from_step(lowest)})
-        gone = [key for key, step in self._summary_steps.items() if step >= lowest]
-        for key in gone:
-            del self._summary_steps[key]
-            self.view.summary.pop(key, None)
+        gone = self._last.take_back(lowest)
         for step in again:
             merged = merge_row(self._parts_at(step))
             if merged is not None:
                 self.operations.append(Row(step, merged.t, merged.runtime, merged.values))
                 self._summarise(step, merged.values)
-        self._fold_newest()
-        self._find_summaries(set(gone) - set(self._summary_steps), lowest)
+        self._last.fold()
+        self._find_summaries(self._last.without(gone), lowest)
 
     def _obeyed_all(self) -> None:
         """Steps that were saved are in line with the cuts of their time."""
@@ -451,8 +440,8 @@ class History:
                     if step > attempt.limit and not survives(step, attempt.logged_at(record), attempt.newer):
                         continue
                     found = self._values_of(record, paths)
-                    self._summarise(step, {key: found[key] for key in keys & found.keys()}, older=True)
-                if all(self._summary_steps.get(key, -1) >= remaining for key in keys):
+                    self._last.note(step, {key: found[key] for key in keys & found.keys()}, older=True)
+                if self._last.settled(keys, remaining):
                     break
 
     def _rebase(self, attempt: _Attempt) -> None:
@@ -485,111 +474,30 @@ class History:
 
     def _meta(self, attempt: _Attempt, record: Record) -> None:
         data, kind = record.data, record.kind
-        if kind == "run":
-            self._identity(attempt, data)
-        elif kind == "config":
-            if self._describes(attempt):
-                writer = attempt.header.writer
-                self._configs[writer] = merge_config(self._configs.get(writer, {}), bounded(data))
-                self._emit_config()
+        if kind in DESCRIBED:
+            for operation in self._description.take(attempt.header, record):
+                if isinstance(operation, Config) and self.operations and isinstance(self.operations[-1], Config):
+                    self.operations.pop()
+                self.operations.append(operation)
         elif kind == "system":
             if attempt is self._newest_main() or not self.view.system:
                 self.view.system = bounded(data)
                 self.operations.append(System(self.view.system))
-        elif kind == "axis":
-            self._axis(data)
         elif kind == "summary":
             data = bounded(data)
-            self._overrides.update(data)
-            self.view.summary.update(data)
+            self._last.put(data)
             self.operations.append(Summary(data))
         elif kind == "finish":
             state = data.get("state")
             exit_code = data.get("exit_code")
             attempt.finished = state if state in ("finished", "failed") else "failed"
             attempt.exit_code = exit_code if type(exit_code) is int else None
-        elif kind == "log":
-            lines = data.get("lines")
-            if isinstance(lines, list):
-                self.operations.append(Log(str(data.get("stream")), [str(line) for line in lines], record.t))
-        elif kind == "gap":
-            steps = data.get("steps")
-            self.operations.append(
-                Gap(_count(data.get("rows")), steps if isinstance(steps, list) else None, str(data.get("reason")))
-            )
 
-    def _identity(self, attempt: _Attempt, data: dict[str, Any]) -> None:
-        if not self._describes(attempt):
-            return
-        writer = attempt.header.writer
-        self._described_by[writer] = attempt.header.attempt_id
-        config = data.get("config")
-        self._configs[writer] = bounded(config) if isinstance(config, dict) else {}
-        if writer == min(self._described_by, key=writer_order):
-            view = self.view
-            for name in ("name", "group", "job_type", "notes", "entity"):
-                value = data.get(name)
-                setattr(view, name, value if isinstance(value, str) else None)
-            view.tags = _texts(data.get("tags")) or []
-            view.sinks = _texts(data.get("sinks"))
-            self.operations.append(
-                Identity(view.name, view.group, view.job_type, view.tags, view.notes, view.entity, view.sinks)
-            )
-        self._emit_config()
-
-    def _emit_config(self) -> None:
-        merged: dict[str, Any] = {}
-        for writer in sorted(self._configs, key=writer_order, reverse=True):
-            merged = merge_config(merged, self._configs[writer])
-        self.view.config = merged
-        if self.operations and isinstance(self.operations[-1], Config):
-            self.operations.pop()
-        self.operations.append(Config(merged))
-
-    def _axis(self, data: dict[str, Any]) -> None:
-        key, axis, rule = data.get("key"), data.get("axis"), data.get("summary")
-        if isinstance(key, str):
-            axis = axis if isinstance(axis, str) else None
-            rule = rule if isinstance(rule, str) else None
-            self.view.axes[key] = (axis, rule)
-            self.operations.append(Axis(key, axis, rule))
-
-    def _describes(self, attempt: _Attempt) -> bool:
-        """Whether what the attempt says of the run holds: no newer one of its writer has said anything yet.
-
-        A newer one may be known and unread: until then the run has the older one's name, as when it was live.
-        """
-        held = self.attempts.get(self._described_by.get(attempt.header.writer, ""))
-        return held is None or order_of(held.header) <= order_of(attempt.header)
-
-    def _summarise(self, step: int, values: Mapping[str, Value], older: bool = False) -> None:
-        newest = self._newest
-        if not older and step >= self._top:
-            # Rows mostly have the keys of the row before them: only the last of those is looked at.
-            if newest is not None and not newest[1].keys() <= values.keys():
-                self._fold_newest()
-            self._newest = (step, values)
-            return
-        if newest is not None:
-            self._fold_newest()
-        steps, summary = self._summary_steps, self.view.summary
-        for key, value in values.items():
-            held = steps.get(key, -1)
-            if held < step or (held == step and not older):
-                summary[key] = value
-                steps[key] = step
-        if self._overrides:
-            summary.update(self._overrides)
-
-    def _fold_newest(self) -> None:
-        """Bring the newest row into the summary."""
-        if self._newest is not None:
-            step, values = self._newest
-            self._newest = None
-            self.view.summary.update(values)
-            self._summary_steps.update(dict.fromkeys(values, step))
-            if self._overrides:
-                self.view.summary.update(self._overrides)
+    def _summarise(self, step: int, values: Mapping[str, Value]) -> None:
+        if step >= self._top:
+            self._last.note_newest(step, values)
+        else:
+            self._last.note(step, values)
 
     def _state(self, crashed: bool = False) -> None:
         newest = self._newest_main()
@@ -610,11 +518,3 @@ _VIEW_FIELDS = (
     "created", "host", "name", "group", "job_type", "tags", "notes", "entity", "sinks", "config", "system", "axes",
     "state", "exit_code", "runtime",
 )  # fmt: skip
-
-
-def _texts(value: object) -> list[str] | None:
-    return [str(item) for item in value] if isinstance(value, list) else None
-
-
-def _count(value: object) -> int:
-    return value if type(value) is int else 0
