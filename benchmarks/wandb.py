@@ -38,19 +38,23 @@ TARGETS = {100_000: {10: 5.0, 100: 3.0}, 10_000: {10: 1.5, 100: 1.5}}
 """Rows -> metrics -> how many times as fast as `wandb sync`."""
 
 OURS = """
-import json, resource, sys, time
+import json, resource, sys
+from pathlib import Path
 from gapless_uploader.cli import main
 try:
     main(["replay", sys.argv[1], "--to", "wandb", "--state", sys.argv[2]])
 except SystemExit as end:
     code = end.code
 used = resource.getrusage(resource.RUSAGE_SELF)
-told = {"cpu_s": used.ru_utime + used.ru_stime, "mb": used.ru_maxrss / 1024, "code": code}
+# ru_maxrss counts the parent's
+peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
+told = {"cpu_s": used.ru_utime + used.ru_stime, "mb": peak, "code": code}
 print(json.dumps(told))
 """
 
 LIVE = """
-import json, os, resource, sys
+import json, os, sys
+from pathlib import Path
 from gapless_uploader.operations import Row
 from gapless_uploader.sink import Batch, RunView
 from gapless_uploader.sinks.wandb import WandbSink
@@ -63,9 +67,17 @@ for place in range(200):
     sessions.append(session)
 for session in sessions:
     session.heartbeat(0.0)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
 print(json.dumps({"mb": peak, "fds": len(os.listdir("/proc/self/fd"))}))
 """
+
+LAUNCH = """
+import json, resource, subprocess, sys
+code = subprocess.call(sys.argv[1:])
+print(json.dumps({"child_mb": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)}))
+sys.exit(code)
+"""
+"""A small parent: a process's peak counts its parent's before the exec, and one figure is kept for all children."""
 
 ROWS = """
 import random
@@ -137,17 +149,18 @@ def measured(command: list[str], env: dict[str, str], server: ServerProcess) -> 
     """Wall-clock and CPU seconds of a party and all its children, the server's CPU, and what the party printed last."""
     before = server.debug("stats")["process_cpu_s"]
     used_before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    launched = [sys.executable, "-S", "-c", LAUNCH, *command]
+    process = subprocess.Popen(launched, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     out, err = process.communicate()
     seconds = time.perf_counter() - began
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     if process.returncode != 0:
         raise RuntimeError(f"{command[:3]}: {err[-2000:]}{out[-2000:]}")
-    lines = [line for line in out.splitlines() if line.startswith("{")]
-    told: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    told: dict[str, Any] = {}
+    for line in out.splitlines():
+        told |= json.loads(line) if line.startswith("{") else {}
     told["s"] = seconds
     told["all_cpu_s"] = used.ru_utime + used.ru_stime - used_before.ru_utime - used_before.ru_stime
-    told["child_mb"] = round(used.ru_maxrss / 1024)
     told["server_cpu_s"] = server.debug("stats")["process_cpu_s"] - before
     if "mb" in told:
         told["mb"] = round(told["mb"])
