@@ -102,7 +102,7 @@ def machine() -> str:
 def shown(value: Any) -> str:
     """A value with three digits that matter."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
+        return "" if value is None else str(value)
     if value and abs(value) < 100:
         return f"{value:.3g}"
     return f"{value:,.0f}"
