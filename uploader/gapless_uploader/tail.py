@@ -15,6 +15,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -160,6 +161,19 @@ class Tail:
             if not self._read_header(lines[0], chunk, now):
                 return
             at = chunk.end = len(lines.pop(0)) + 1
+        try:
+            records = list(map(decode, lines))
+        except Damaged:
+            self._decode_each(lines, chunk, now)
+            return
+        # Each line has its newline behind it.
+        ends = [at + count + total for count, total in enumerate(accumulate(map(len, lines)), 1)]
+        chunk.records += records
+        chunk.ends += ends
+        chunk.end = ends[-1] if ends else at
+
+    def _decode_each(self, lines: list[bytes], chunk: Chunk, now: float) -> None:
+        at = chunk.end
         add_record, add_end = chunk.records.append, chunk.ends.append
         for line in lines:
             end = at + len(line) + 1
