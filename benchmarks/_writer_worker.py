@@ -46,15 +46,16 @@ def row_of(num_metrics: int, number: int) -> dict[str, float]:
     return {f"metric/{key}": 0.123456789 * key + number for key in range(num_metrics)}
 
 
-def latency(log: Log, finish: Callable[[], None], num_metrics: str, rows: str) -> list[float]:
-    """Microseconds of each `log`, 2 ms apart."""
+def latency(log: Log, finish: Callable[[], None], num_metrics: str, rows: str, apart_s: str = "0.002") -> list[float]:
+    """Microseconds of each `log`, `apart_s` apart."""
     took = []
     for number in range(int(rows)):
         row = row_of(int(num_metrics), number)
         begin = time.perf_counter()
         log(row, number)
         took.append((time.perf_counter() - begin) * 1e6)
-        time.sleep(0.002)
+        if float(apart_s):
+            time.sleep(float(apart_s))
     finish()
     return took
 
