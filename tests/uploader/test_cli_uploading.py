@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -287,8 +288,9 @@ def test_watch_ends_when_all_is_done(root: Path, flags: list[str]):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_stops_it_cleanly(root: Path, number: signal.Signals):
     """A signal ends `watch` with what it has said and done in order, and exit status 0."""
+    heeded = partial(signal.signal, number, signal.SIG_DFL)  # whatever this process was started under, nohup for one
     with subprocess.Popen(
-        command("watch", root, *where(root), "--json"), stdout=subprocess.PIPE, env=ENVIRONMENT
+        command("watch", root, *where(root), "--json"), stdout=subprocess.PIPE, env=ENVIRONMENT, preexec_fn=heeded
     ) as child:
         assert child.stdout is not None
         told = [orjson.loads(child.stdout.readline())]

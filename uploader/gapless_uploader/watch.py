@@ -39,14 +39,12 @@ class Stop:
     def listening(self, wake: Wake) -> Iterator[None]:
         """SIGTERM, SIGINT and SIGHUP set the flag while inside; the handlers before are put back.
 
-        One that is ignored stays so: `nohup` means that a logout is not to end it.
+        A SIGHUP that is ignored stays so: `nohup` means that a logout is not to end it.
         """
         self._wake = wake
-        numbers = [
-            number
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-            if signal.getsignal(number) is not signal.SIG_IGN
-        ]
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, self._handle) for number in numbers}
         try:
             yield
