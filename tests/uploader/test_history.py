@@ -135,6 +135,25 @@ def test_a_run_has_a_name_before_its_newest_attempt_is_read(tmp_path: Path, spoo
     assert 300 == len(held.rows)
 
 
+def test_a_file_that_was_too_short_for_a_moment_is_read_again(tmp_path: Path, spool: SpoolDir) -> None:
+    """A row needs another writer's old row just while that file is seen cut: what is missing is not remembered."""
+    other = spool.attempt(writer="eval")
+    other.log(1, a=1)
+    turner = Turner(spool.root, tmp_path / "state")
+    turner.settle()
+    whole = other.path.read_bytes()
+    other.path.write_bytes(whole[:-20])
+    spool.attempt().log(1, b=2)
+    turner.turn(1.0)
+    assert turner.uploader.failed
+    other.path.write_bytes(whole)
+    turner.turn(120.0)
+    turner.settle()
+    turner.uploader.stop()
+
+    assert {1: {"a": 1, "b": 2}} == rows_of(turner.memory)
+
+
 def test_a_lower_step_inside_an_attempt_is_a_late_record_never_a_rewind(spool: SpoolDir) -> None:
     """An asynchronous evaluation comes back for an old step."""
     attempt = spool.attempt()

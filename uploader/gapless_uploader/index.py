@@ -119,6 +119,7 @@ class _Cache:
         self._lock = threading.Lock()
 
     def get(self, path: Path, start: int, end: int) -> bytes:
+        """The bytes from `start` to `end`, which were there once. Raises OSError where not all of them are now."""
         key = (path, start, end)
         with self._lock:
             data = self._held.get(key)
@@ -127,6 +128,8 @@ class _Cache:
                 return data
         with SegmentFile(path) as file:
             data = file.pread(end - start, start)
+        if len(data) < end - start:
+            raise OSError(f"{path} is shorter than what was read of it")
         with self._lock:
             self._held[key] = data
             while len(self._held) > self._size:
