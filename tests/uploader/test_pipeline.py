@@ -465,6 +465,31 @@ def test_a_sink_with_a_bug_shows_in_status_why_nothing_moves(spool: SpoolDir, tu
     assert {0: {"a": 1}} == rows_of(sink)
 
 
+def test_a_recovery_is_told_when_something_went_through(spool: SpoolDir, turners: Turners) -> None:
+    """Not when the end of the batch to be tried again was made durable, and the tracker then fails as before."""
+    other = spool.attempt(writer="eval")
+    other.log(1, a=1)
+    sink = MemorySink(settles_intents=True)
+    turner = turners(sink)
+    turner.settle()
+    whole = other.path.read_bytes()
+    other.path.write_bytes(whole[:-20])
+    spool.attempt().log(1, b=2)
+    turner.turn(1.0)
+    assert ["shorter than what was read" in why for why in turner.uploader.failed.values()] == [True]
+    other.path.write_bytes(whole)
+    sink.failures.append(Retryable("still away"))
+    turner.turn(120.0)
+    turner.settle()
+    assert [] == told(turner, events.SinkRecovered)
+    assert ["still away"] == list(turner.uploader.failed.values())
+    turner.turn(120.0)
+    turner.settle()
+
+    assert 1 == len(told(turner, events.SinkRecovered))
+    assert {1: {"a": 1, "b": 2}} == rows_of(sink)
+
+
 def test_damage_is_kept_counted_and_told_once_for_all_sinks(spool: SpoolDir, turners: Turners, tmp_path: Path) -> None:
     """With segment, offset and reason; the loss is counted by seq."""
     attempt = spool.attempt()

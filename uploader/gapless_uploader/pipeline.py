@@ -157,7 +157,9 @@ class Pipeline:
                 self._stand_at(self._durable)
                 outcome.progress, outcome.rows = None, 0
         else:
-            if (self._failures or self._parks) and (outcome.rows or outcome.progress):
+            # A batch whose end was only made durable has not gone through yet.
+            went_through = outcome.rows or (outcome.progress and not self._pending)
+            if (self._failures or self._parks) and went_through:
                 outcome.recovered_after, self._failures, self._parks = self._failures + self._parks, 0, 0
         self._note_trouble(outcome)
         self._keep_back(outcome)
