@@ -96,28 +96,28 @@ def scrub_text(text: str, key: str = "") -> str:
 
 
 def scrub_flags(items: Sequence[Any]) -> list[Any]:
-    """A list with flags in it, of a config: also the text that follows a flag with a credential's name."""
-    clean: list[Any] = []
-    for at, item in enumerate(items):
-        before = items[at - 1] if at else None
-        is_value = type(item) is str and not item.startswith("--")
-        is_named = type(before) is str and before.startswith("-") and "=" not in before and is_secret_name(before)
-        clean.append(REDACTED if is_value and is_named else item)
-    return clean
+    """A list with flags in it: a text that follows a flag with a credential's name is redacted."""
+    return [
+        REDACTED
+        if type(item) is str and not item.startswith("--") and is_secret_name(_flag_before(items, at))
+        else item
+        for at, item in enumerate(items)
+    ]
 
 
 def scrub_command(args: Sequence[str]) -> list[str]:
-    """A command line: also the argument that follows a flag with a credential's name."""
-    clean: list[str] = []
-    flag = ""
-    for arg in args:
-        if flag and is_secret_name(flag) and not arg.startswith("--"):
-            clean.append(REDACTED)
+    """A command line: as `scrub_flags`, and each argument as free text."""
+    clean = scrub_flags(args)
+    for at, arg in enumerate(clean):
+        name, equals, value = arg.partition("=")
+        if equals and is_secret_name(name):
+            clean[at] = f"{name}={REDACTED}" if value else arg
         else:
-            name, equals, value = arg.partition("=")
-            if equals and is_secret_name(name):
-                clean.append(f"{name}={REDACTED}" if value else arg)
-            else:
-                clean.append(scrub_text(arg, flag))
-        flag = arg if arg.startswith("-") and "=" not in arg else ""
+            clean[at] = scrub_text(arg, _flag_before(args, at))
     return clean
+
+
+def _flag_before(items: Sequence[Any], at: int) -> str:
+    """The flag whose value the item at `at` may be; empty where there is none."""
+    before = items[at - 1] if at else ""
+    return before if type(before) is str and before.startswith("-") and "=" not in before else ""

@@ -136,7 +136,7 @@ class Lease:
 
         def lock() -> None:
             try:
-                _probe(self._path.parent / "lock")
+                _is_free(self._path.parent / "lock", os.O_CREAT)  # it answers, or says that it knows no locks
                 self._lock.acquire()
             except OSError as error:  # Timeout is one
                 answers.put(error)
@@ -249,32 +249,24 @@ def _read(path: Path) -> _Holder | None:
 def _is_locked(path: Path) -> bool | None:
     """Whether a process holds the lock; None where that cannot be known."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return not _is_free(path, 0)
     except FileNotFoundError:
         return False
     except OSError:
         return None
+
+
+def _is_free(path: Path, flags: int) -> bool:
+    """Whether nobody holds the lock. Raises the OSError of a file system that knows none; libraries differ in what they
+    make of it."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o666)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    except OSError:
-        return None
-    else:
         return False
     finally:
         os.close(fd)
-
-
-def _probe(path: Path) -> None:
-    """Raise the OSError of a file system that knows no locks; libraries differ in what they make of it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return  # it knows them: somebody holds this one
-    finally:
-        os.close(fd)
+    return True
 
 
 def _is_dead(holder: _Holder) -> bool:
