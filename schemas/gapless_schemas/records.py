@@ -7,7 +7,7 @@ distance from the end, so a line is checked before it is parsed. A line that fai
 from __future__ import annotations
 
 from binascii import hexlify
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -28,6 +28,8 @@ MAX_TIME: Final = 253_402_300_800.0
 MAX_STEP: Final = (1 << 53) - 1
 """The largest step that every tool keeps as an exact number."""
 CRC_BYTES: Final = len(b',"crc":"01234567"}')
+_END_BYTES: Final = CRC_BYTES + 1
+"""With the newline."""
 
 KINDS: Final = frozenset(
     [
@@ -91,6 +93,8 @@ class Record(NamedTuple):
     data: dict[str, Any]
     skip_sinks: Sequence[str] = ()
     """Kinds of tracker that the record is not for."""
+    line: bytes = b""
+    """The whole line, with its newline."""
 
 
 def seal(body: bytes) -> bytes:
@@ -159,39 +163,58 @@ def encode_row(seq: int, t: float, mono: float, step: int, data: dict[str, Any])
 
 def decode(line: bytes) -> Record:
     """The record of a whole line, its newline taken off. Raises `Damaged`."""
-    # `unseal`, without the call: this is done for every line of a spool.
-    if line[-CRC_BYTES:] != b',"crc":"%08x"}' % crc32(line[:-CRC_BYTES]):
-        raise _unsealed(line)
+    return decode_lines((line + b"\n",))[0]
+
+
+def decode_lines(lines: Iterable[bytes]) -> list[Record]:
+    """The records of whole lines, each with its newline. Raises `Damaged` if one of them is no sound record."""
+    # `unseal`, without the calls: this is done for every line of a spool.
+    records: list[Record] = []
+    add = records.append
     try:
-        fields = orjson.loads(line)
+        for line in lines:
+            if line[-_END_BYTES:] != b',"crc":"%08x"}\n' % crc32(line[:-_END_BYTES]):
+                raise _unsealed(line[:-1])
+            fields = orjson.loads(line)
+            if type(fields) is not dict:
+                raise Damaged("no JSON object")
+            seq, t, mono, kind, data = fields["seq"], fields["t"], fields["mono"], fields["kind"], fields["data"]
+            step = fields.get("step")
+            if not (
+                type(seq) is int
+                and seq > 0
+                and type(kind) is str
+                and type(data) is dict
+                and (step is None or (type(step) is int and 0 <= step <= MAX_STEP))
+            ):
+                raise Damaged("a field of the wrong type")
+            if type(t) is not float or type(mono) is not float:
+                if not _is_number(t) or not _is_number(mono):
+                    raise Damaged("a field of the wrong type")
+                t, mono = float(t), float(mono)
+            if not (0.0 <= t < MAX_TIME and 0.0 <= mono < MAX_TIME):
+                raise Damaged("a time that is none")
+            skip_sinks: Sequence[str] = ()
+            if len(fields) > _NUM_FIELDS or step is None:
+                skip_sinks = _apply_options(fields, data)
+            # As `Record(...)`, likewise.
+            add(_new(Record, (seq, t, mono, kind, step, data, skip_sinks, line)))
     except orjson.JSONDecodeError as error:
         raise Damaged(f"no JSON: {error}") from None
-    if type(fields) is not dict:
-        raise Damaged("no JSON object")
-    try:
-        seq, t, mono, kind, data = fields["seq"], fields["t"], fields["mono"], fields["kind"], fields["data"]
     except KeyError as missing:
         raise Damaged(f"no field {missing}") from None
-    step = fields.get("step")
-    if not (
-        type(seq) is int
-        and seq > 0
-        and type(kind) is str
-        and type(data) is dict
-        and (step is None or (type(step) is int and 0 <= step <= MAX_STEP))
-    ):
-        raise Damaged("a field of the wrong type")
-    if type(t) is not float or type(mono) is not float:
-        if not _is_number(t) or not _is_number(mono):
-            raise Damaged("a field of the wrong type")
-        t, mono = float(t), float(mono)
-    if not (0.0 <= t < MAX_TIME and 0.0 <= mono < MAX_TIME):
-        raise Damaged("a time that is none")
-    skip_sinks: Sequence[str] = ()
-    if len(fields) > _NUM_FIELDS or step is None:
-        skip_sinks = _apply_options(fields, data)
-    # As `Record(...)`, likewise.
-    return _new(Record, (seq, t, mono, kind, step, data, skip_sinks))
+    return records
+
+
+def data_json(record: Record) -> bytes | None:
+    """The JSON of `record.data` as its line has it, where all its values are numbers; None if that is hard to tell.
+
+    A foreign writer's object may name a key twice in it: as in `data`, the last one counts.
+    """
+    line = record.line
+    text = line[line.find(b'"data":{') + 7 : -_END_BYTES]
+    # The one closing brace is the last byte: no object is nested in it, none comes before it, no field behind it.
+    return text if text.find(b"}") == len(text) - 1 and text[:1] == b"{" else None
 
 
 _new: Final = tuple.__new__

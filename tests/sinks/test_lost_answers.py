@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from gapless_uploader.operations import Amend, Log, Operation, Row
+from gapless_uploader.options import UploaderOptions
 from gapless_uploader.sink import Batch, Parked, Retryable
 from gapless_uploader.sinks.memory import MemorySink
-from gapless_uploader.uploader import Inline, Uploader, UploaderOptions
+from gapless_uploader.uploader import Inline, Uploader
 from tests.sinks.swanlab.world import PROJECT, RUN, SpoolWriter
 
 

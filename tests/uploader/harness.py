@@ -13,9 +13,10 @@ import orjson
 
 from gapless_schemas import Header, SegmentName, encode_header, encode_record, path_name
 from gapless_uploader.events import Event
+from gapless_uploader.options import UploaderOptions
 from gapless_uploader.sink import Sink
 from gapless_uploader.sinks.memory import MemorySink
-from gapless_uploader.uploader import Inline, Uploader, UploaderOptions
+from gapless_uploader.uploader import Inline, Uploader
 
 T0 = 1_700_000_000.0
 

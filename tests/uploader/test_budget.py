@@ -20,9 +20,10 @@ from gapless_uploader.budget import (
     parse_bandwidth,
     parse_rate,
 )
+from gapless_uploader.options import UploaderOptions
 from gapless_uploader.sink import Misconfigured, Retryable
 from gapless_uploader.sinks.memory import MemorySink
-from gapless_uploader.uploader import Inline, Uploader, UploaderOptions
+from gapless_uploader.uploader import Inline, Uploader
 from tests.uploader.spool_made import MadeRun, alive_here
 
 

@@ -13,9 +13,10 @@ import pytest
 
 from gapless_uploader import events
 from gapless_uploader.operations import Row
+from gapless_uploader.options import UploaderOptions
 from gapless_uploader.sink import Batch
 from gapless_uploader.sinks.memory import MemorySink
-from gapless_uploader.uploader import Inline, Uploader, UploaderOptions
+from gapless_uploader.uploader import Inline, Uploader
 from tests.uploader.spool_made import MadeRun, alive_here
 
 

@@ -5,40 +5,23 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import orjson
 
 from gapless_uploader.budget import live_runs_carried
 from gapless_uploader.config import UploaderConfig, load_config
-from gapless_uploader.events import Event, LineListener, Listener, ServingMetrics, printable
 from gapless_uploader.export import FORMATS, export_run
-from gapless_uploader.lease import Held
-from gapless_uploader.replay import find_run, merged_run
-from gapless_uploader.replay_progress import PATIENCE_S, ReplayProgress
-from gapless_uploader.run_name import is_asked_for
-from gapless_uploader.sink import Misconfigured, Retryable
-from gapless_uploader.sinks import list_sinks
-from gapless_uploader.spool import Spool
-from gapless_uploader.status import read_status
-from gapless_uploader.uploader import Uploader
-from gapless_uploader.watch import watch as run_watch
-from gapless_uploader.wording import label, size
+from gapless_uploader.options import PATIENCE_S
+from gapless_uploader.sink import Misconfigured, Retryable, Sink
 
-if TYPE_CHECKING:
-    from gapless_uploader.live_table import LiveTable
-    from gapless_uploader.metrics_port import Metrics, MetricsServer
+# What a command needs is imported in it: a sink prepares itself meanwhile, and `--help` comes at once.
 
-# What only one command needs is imported there: a replay starts sooner without rich and an HTTP server.
-
-REPLAY_GRACE_S = 2.0
 _PATH = click.Path(exists=True, path_type=Path)
 
 
@@ -85,25 +68,14 @@ def watch(root: Path, exit_when_done: bool, no_events: bool, dry_run: bool, as_j
     Example: gapless watch /shared/spool --to wandb --to tensorboard:runs
     """
     config = _config(flags)
+    sinks = _sinks(config)
     if dry_run:
-        _say_plan([root], config, as_json)
+        _say_plan([root], sinks, config, as_json)
         return
-    table = _live_table() if not as_json and sys.stderr.isatty() else None
-    lines: LiveTable | LineListener = table or LineListener(sys.stdout if as_json else sys.stderr, as_json)
-    metrics = _metrics() if config.metrics_port is not None else None
-    listener = _both(lines, metrics) if metrics else lines
-    with ExitStack() as stack:
-        if metrics and config.metrics_port is not None:
-            stack.callback(_serve(metrics, config.metrics_port, listener).close)
-        uploader = _uploader([root], config, listener)
-        if table is not None:
-            table.follow(uploader)
-            stack.enter_context(table)
-        on_turn = _each_turn(uploader, lines.refresh, metrics)
-        _run_watch(uploader, listener, _all_over if exit_when_done else _never, on_turn, not no_events)
-    if isinstance(lines, LineListener):
-        lines.flush()
-    sys.exit(1 if uploader.failed or (exit_when_done and (uploader.spool.problems or uploader.found_damage)) else 0)
+    from gapless_uploader.uploading import follow
+
+    status = follow(root, sinks, config, exit_when_done=exit_when_done, use_events=not no_events, as_json=as_json)
+    sys.exit(status)
 
 
 @main.command()
@@ -124,24 +96,14 @@ def replay(paths: tuple[Path, ...], patience: float, dry_run: bool, as_json: boo
     config = _config(flags)
     if isnan(patience):
         raise click.BadParameter("nan is no number of seconds", param_hint="--patience")
+    sinks = _sinks(config)
     if dry_run:
-        _say_plan(list(paths), config, as_json)
+        _say_plan(paths, sinks, config, as_json)
         return
-    lines = LineListener(sys.stdout if as_json else sys.stderr, as_json, quiet=not as_json)
-    # What is there now is all there is: blocks that a network disk still owes come soon or not at all.
-    config = replace(config, grace_s=min(config.grace_s, REPLAY_GRACE_S))
-    uploader = _uploader(list(paths), config, lines)
-    with ReplayProgress(uploader, sys.stderr, plain=as_json, patience_s=patience) as progress:
-        stopped = _run_watch(uploader, lines, progress.is_done, progress.refresh, False)
-    lines.flush()
-    if stopped:
-        progress.left = uploader.behind()
-    left = progress.left
-    click.echo(orjson.dumps(progress.to_json()).decode() if as_json else progress.summary())
-    for (project, run), sink in left:
-        reason = uploader.failed.get(((project, run), sink)) or _reason_of(uploader, sink)
-        click.echo(f"{project}/{run} -> {sink.removesuffix(':')}: {printable(reason)}", err=True)
-    sys.exit(1 if left or stopped or uploader.spool.problems or uploader.found_damage else 0)
+    _prepare(sinks)
+    from gapless_uploader.uploading import replay as replay_now
+
+    sys.exit(replay_now(paths, sinks, config, patience_s=patience, as_json=as_json))
 
 
 @main.command()
@@ -157,6 +119,7 @@ def status(root: Path, as_json: bool, **flags: Any) -> None:
     from rich.console import Console
 
     from gapless_uploader.display import status_table
+    from gapless_uploader.status import read_status
 
     config = _config(flags)
     found = read_status([root], config.state, config.crashed_after_s)
@@ -184,7 +147,10 @@ def show(path: Path, keys: tuple[str, ...], name: str | None, follow: bool, as_j
     """
     from rich.console import Console
 
+    from gapless_uploader.events import printable
+    from gapless_uploader.replay import find_run, merged_run
     from gapless_uploader.show import metrics_table
+    from gapless_uploader.spool import Spool
 
     console = Console()
     while True:
@@ -224,6 +190,9 @@ def export(path: Path, kind: str, name: str | None, out: Path) -> None:
 
     Example: gapless export ./gapless --format wandb-offline -o ~/sync && wandb sync ~/sync/wandb/offline-run-*
     """
+    from gapless_uploader.replay import find_run
+    from gapless_uploader.spool import Spool
+
     spool = Spool([path])
     spool.scan(time.monotonic())
     run = find_run(spool.runs, name)
@@ -244,6 +213,8 @@ def sinks(as_json: bool) -> None:
     """
     from rich.console import Console
     from rich.table import Table
+
+    from gapless_uploader.sinks import list_sinks
 
     found = list(list_sinks())
     if as_json:
@@ -270,6 +241,7 @@ def doctor(root: Path | None, as_json: bool, **flags: Any) -> None:
     Example: gapless doctor /shared/spool --to wandb --to swanlab
     """
     from gapless_uploader.doctor import examine
+    from gapless_uploader.events import printable
 
     config = _config(flags)
     try:
@@ -298,11 +270,6 @@ def demo(folder: Path, steps: int) -> None:
     sys.exit(run_demo(folder, steps))
 
 
-def _reason_of(uploader: Uploader, sink: str) -> str:
-    """Why a sink takes nothing, told by another of its runs."""
-    return next((why for (_, name), why in uploader.failed.items() if name == sink), "not done")
-
-
 def _config(flags: dict[str, Any]) -> UploaderConfig:
     flags = dict(flags)
     path = flags.pop("config", None)
@@ -312,54 +279,23 @@ def _config(flags: dict[str, Any]) -> UploaderConfig:
         raise click.UsageError(str(error)) from None
 
 
-def _uploader(paths: list[Path], config: UploaderConfig, listener: Listener) -> Uploader:
+def _sinks(config: UploaderConfig) -> list[Sink]:
     try:
-        sinks, offered = config.make_sinks(), config.offer_sinks()
+        return config.make_sinks()
     except Misconfigured as error:
         raise click.UsageError(str(error)) from None
-    uploader = Uploader(paths, sinks, config.state, config.options(), listener, offered=offered)
-    try:
-        uploader.start()
-    except Held as error:
-        raise click.ClickException(str(error)) from None
-    except OSError as error:
-        raise click.ClickException(f"state {config.state}: {error.strerror}; choose another with --state") from None
-    return uploader
 
 
-def _run_watch(
-    uploader: Uploader,
-    listener: Listener,
-    until: Callable[[Uploader, float], bool],
-    on_turn: Callable[[float], None],
-    use_events: bool,
-) -> str | None:
-    try:
-        return run_watch(uploader, listener, until, on_turn, use_events)
-    except Held as error:
-        raise click.ClickException(str(error)) from None
+def _prepare(sinks: list[Sink]) -> None:
+    """Let sinks begin what takes long, while the rest of the uploader is imported."""
+    for sink in sinks:
+        getattr(sink, "prepare", lambda: None)()
 
 
-def _say_plan(paths: list[Path], config: UploaderConfig, as_json: bool) -> None:
-    try:
-        sinks = config.make_sinks()
-    except Misconfigured as error:
-        raise click.UsageError(str(error)) from None
-    wanted = partial(is_asked_for, projects=config.project, runs=config.run)
-    found = read_status(paths, config.state, config.crashed_after_s, wanted)
-    for run in found.runs:
-        for sink in sinks:
-            name = f"{sink.kind}:{sink.target}".removesuffix(":")
-            held = next((s for s in run.sinks if s.sink == name), None)
-            left = held.behind_bytes if held else run.size
-            if as_json:
-                plan = {"project": run.project, "run": run.run, "name": run.name, "state": run.state}
-                click.echo(orjson.dumps({**plan, "records": run.records, "sink": name, "bytes": left}).decode())
-            else:
-                name_of_run = printable(label(run.project, run.run, run.name))
-                click.echo(f"{name_of_run} ({run.state}, {run.records} records) -> {name}: {size(left)} to upload")
-    for problem in found.problems:
-        click.echo(printable(problem), err=True)
+def _say_plan(paths: Sequence[Path], sinks: list[Sink], config: UploaderConfig, as_json: bool) -> None:
+    from gapless_uploader.uploading import say_plan
+
+    say_plan(paths, sinks, config, as_json)
 
 
 def _budget_notes(config: UploaderConfig, live_runs: int) -> list[str]:
@@ -375,59 +311,3 @@ def _budget_notes(config: UploaderConfig, live_runs: int) -> list[str]:
             enough = "enough" if live_runs <= carried else "too few: raise its rate"
             notes.append(f"{sink.kind}: its rate carries {carried} live runs' heartbeats; now {live_runs}: {enough}")
     return notes
-
-
-def _live_table() -> LiveTable | None:
-    from gapless_uploader.live_table import LiveTable
-
-    return LiveTable.on(sys.stderr)
-
-
-def _metrics() -> Metrics:
-    from gapless_uploader.metrics_port import Metrics
-
-    return Metrics()
-
-
-def _serve(metrics: Metrics, port: int, listener: Listener) -> MetricsServer:
-    from gapless_uploader.metrics_port import MetricsServer
-
-    try:
-        server = MetricsServer(metrics, port)
-    except OSError as error:
-        raise click.ClickException(f"--metrics-port {port}: {error.strerror}; choose another, or 0") from None
-    listener(ServingMetrics(f"http://127.0.0.1:{server.port}/metrics"))
-    return server
-
-
-def _both(one: Listener, other: Listener) -> Listener:
-    def listen(event: Event) -> None:
-        one(event)
-        other(event)
-
-    return listen
-
-
-def _each_turn(
-    uploader: Uploader, refresh: Callable[[float], None], metrics: Metrics | None
-) -> Callable[[float], None]:
-    due = 0.0
-
-    def on_turn(now: float) -> None:
-        nonlocal due
-        refresh(now)
-        if metrics is not None and now >= due:
-            due = now + 1.0
-            metrics.observe(uploader)
-
-    return on_turn
-
-
-def _all_over(uploader: Uploader, now: float) -> bool:
-    del now
-    return uploader.is_over()
-
-
-def _never(uploader: Uploader, now: float) -> bool:
-    del uploader, now
-    return False

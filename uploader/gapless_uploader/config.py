@@ -30,11 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from gapless_uploader.budget import Limits, parse_bandwidth, parse_rate
-from gapless_uploader.pipeline import REWINDS
+from gapless_uploader.options import REWINDS, SPOOL_CONFIG, UploaderOptions, default_state_folder
 from gapless_uploader.sink import Misconfigured, Sink
 from gapless_uploader.sinks import known_sinks, make_sink
-from gapless_uploader.uploader import UploaderOptions, default_state_folder
-from gapless_uploader.wanted import SPOOL_CONFIG, offered_sinks
 
 _LISTS = ("to", "project", "run", "adopt")
 _NUMBERS = ("workers", "call_timeout_s", "crashed_after_s", "slow_scan_s", "grace_s")
@@ -135,6 +133,8 @@ class UploaderConfig:
         """With `spool-config` in `to`: a sink of every kind not named there, for the runs that ask for it."""
         if SPOOL_CONFIG not in self.to:
             return []
+        from gapless_uploader.wanted import offered_sinks
+
         named = [spec.partition(":")[0] for spec in self.to]
         return offered_sinks({kind: self._own_options(kind) for kind in self.sinks}, besides=named)
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gapless_uploader.replay import MergedRun, merged_run
 from gapless_uploader.sinks import need
-from gapless_uploader.spool import SpoolRun
+
+if TYPE_CHECKING:
+    from gapless_uploader.replay import MergedRun
+    from gapless_uploader.spool import SpoolRun
 
 
 def export_run(run: SpoolRun, kind: str, out: Path) -> Path:
     """Write `run` as `kind` under the folder `out`; what was made. Raises OSError, Misconfigured and Retryable."""
+    from gapless_uploader.replay import merged_run
+
     return FORMATS[kind](merged_run(run), out)
 
 

@@ -20,7 +20,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from gapless_schemas import Header, Record
+from gapless_schemas import Header, Record, data_json
 from gapless_uploader.attempt import Taken
 from gapless_uploader.description import KINDS as DESCRIBED
 from gapless_uploader.description import Description
@@ -153,13 +153,15 @@ class History:
                     is_plain = False
                 if record.skip_sinks or (not is_plain and None in values.values()):
                     values = self._metrics_of(record)
+                    is_plain = False
                 step = record.step
                 # Nearly every record is the next step of a known attempt: no call for it that is not needed.
                 if step is not None and self._top < step <= attempt.limit and values and attempt.first_step is not None:
                     self.rows += 1
                     self.last_step = self._top = step
                     attempt.steps.add(step)
-                    self._new_row(attempt, record, attempt.base + record.mono, values, is_plain)
+                    json = data_json(record) if is_plain else None
+                    self._new_row(attempt, record, attempt.base + record.mono, values, json)
                 else:
                     self._row(attempt, records, at, values)
             elif kind in ("table", "text", "media"):
@@ -286,10 +288,10 @@ class History:
             self._amend(attempt, records, at, runtime, values)
 
     def _new_row(
-        self, attempt: _Attempt, record: Record, runtime: float, values: dict[str, Value], is_plain: bool = False
+        self, attempt: _Attempt, record: Record, runtime: float, values: dict[str, Value], json: bytes | None = None
     ) -> None:
         step = record.step or 0
-        row = Row(step, record.t, runtime, values, is_plain)
+        row = Row(step, record.t, runtime, values, json)
         self.operations.append(row)
         self._tip = (attempt.header.attempt_id, record.seq, row)
         self._summarise(step, values)
@@ -327,7 +329,7 @@ class History:
                 last.changed = tuple(dict.fromkeys((*last.changed, *changed)))
                 last.added = (*(last.added or ()), *added)
             else:
-                last.is_plain = False
+                last.json = None
             made: Row | Amend = last
         else:
             made = Amend(step, t, runtime, after, changed, added)

@@ -22,12 +22,16 @@ class LastValues:
         self._set: dict[str, Any] = {}
         """What the training set itself."""
         self._newest: tuple[int, Mapping[str, Value]] | None = None
+        self._keys: list[str] = []
+        """Of the newest row."""
 
     def note_newest(self, step: int, values: Mapping[str, Value]) -> None:
         """A row at a step that none is above."""
-        newest = self._newest
-        if newest is not None and not newest[1].keys() <= values.keys():
-            self.fold()
+        keys = list(values)
+        if keys != self._keys:
+            if self._newest is not None and not self._newest[1].keys() <= values.keys():
+                self.fold()
+            self._keys = keys
         self._newest = (step, values)
 
     def note(self, step: int, values: Mapping[str, Value], older: bool = False) -> None:

@@ -63,8 +63,8 @@ class Row:
     runtime: float
     """Seconds of training up to the row, over all surviving attempts of its writer."""
     values: dict[str, Value]
-    is_plain: bool = field(default=False, compare=False, repr=False)
-    """Every value is known to be a finite number: nobody has to look at them again."""
+    json: bytes | None = field(default=None, compare=False, repr=False)
+    """`values` as a JSON object, where every value is known to be a finite number: nobody has to look at them again."""
 
 
 @dataclass(slots=True)

@@ -43,7 +43,6 @@ BACKOFF_CAP_S = 60.0
 PARKED_S = 300.0
 REST_S = 60.0
 ENDS = ("finished", "failed", "crashed")
-REWINDS = ("new-run", "keep-first", "mark")
 _MARK = "rewound-from-step:"
 
 

@@ -7,13 +7,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from gapless_uploader.ledger import Place
+from gapless_uploader.options import PATIENCE_S
 from gapless_uploader.uploader import Uploader
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
-
-PATIENCE_S = 120.0
-"""How long a replay tries again what fails, when nothing else is left to do."""
 
 
 class ReplayProgress:

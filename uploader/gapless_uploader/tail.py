@@ -15,6 +15,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,7 @@ from gapless_schemas import (
     UnsupportedVersion,
     decode,
     decode_header,
+    decode_lines,
 )
 
 CHUNK_BYTES = 256 << 10
@@ -142,7 +144,7 @@ class Tail:
             return chunk
         self._searched = 0
         chunk.at_end = not is_full
-        self._decode(held[before:cut], chunk, now)
+        self._decode(held[before : cut + 1], chunk, now)
         return chunk
 
     def consume(self, file: Readable, end: int) -> None:
@@ -155,32 +157,31 @@ class Tail:
         self.resets += 1
 
     def _decode(self, data: bytes, chunk: Chunk, now: float) -> None:
-        lines = data.split(b"\n")
-        at = chunk.end
-        if at == 0:
-            if not self._read_header(lines[0], chunk, now):
+        """Take whole lines, the last newline included."""
+        lines = BytesIO(data).readlines()  # several times as quick as `split`, and splits on newlines only, too
+        if chunk.end == 0:
+            if not self._read_header(lines[0][:-1], chunk, now):
                 return
-            at = chunk.end = len(lines.pop(0)) + 1
+            chunk.end = len(lines.pop(0))
         try:
-            records = list(map(decode, lines))
+            records = decode_lines(lines)
         except Damaged:
             self._decode_each(lines, chunk, now)
             return
-        # Each line has its newline behind it.
-        ends = [at + count + total for count, total in enumerate(accumulate(map(len, lines)), 1)]
+        ends = list(accumulate(map(len, lines), initial=chunk.end))
+        chunk.end = ends[-1]
         chunk.records += records
-        chunk.ends += ends
-        chunk.end = ends[-1] if ends else at
+        chunk.ends += ends[1:]
 
     def _decode_each(self, lines: list[bytes], chunk: Chunk, now: float) -> None:
         at = chunk.end
         add_record, add_end = chunk.records.append, chunk.ends.append
         for line in lines:
-            end = at + len(line) + 1
+            end = at + len(line)
             try:
-                record = decode(line)
+                (record,) = decode_lines((line,))
             except Damaged as reason:
-                if not self._recover(line, at, str(reason), chunk, now):
+                if not self._recover(line[:-1], at, str(reason), chunk, now):
                     chunk.end = at
                     return
             else:
@@ -235,7 +236,7 @@ class Tail:
         cut = data.rfind(b"\n")
         if cut >= 0:
             chunk.at_end = False
-            self._decode(data[:cut], chunk, now)
+            self._decode(data[: cut + 1], chunk, now)
             return
         if len(data) <= MAX_READ_BYTES:
             return

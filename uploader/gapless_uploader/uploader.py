@@ -12,12 +12,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from gapless_uploader import events
@@ -27,15 +25,14 @@ from gapless_uploader.lag import Lag
 from gapless_uploader.lane import Lane
 from gapless_uploader.lease import Held, Lease, is_alive
 from gapless_uploader.ledger import Ledger, Place, name_of
+from gapless_uploader.options import UploaderOptions
 from gapless_uploader.pipeline import Pipeline, is_settled
 from gapless_uploader.routes import Filters, Routes
 from gapless_uploader.sink import Sink
 from gapless_uploader.spool import RunKey, Spool, SpoolRun
 from gapless_uploader.state import State
 from gapless_uploader.steps import Files, Outcome, PipelineOptions
-from gapless_uploader.workers import CALL_TIMEOUT_S
 
-CRASHED_AFTER_S = 300.0
 WRITERS_S = 5.0
 """How often the writers of live runs are looked at."""
 _HEARTBEATS_S = 1.0
@@ -43,30 +40,6 @@ _COMMIT_AGAIN_S = 5.0
 STOP_S = 5.0
 _STOP_PATIENCE_S = 2.0
 """At the end a call that has not returned for so long does not keep the others from closing."""
-
-
-@dataclass(frozen=True, slots=True)
-class UploaderOptions:
-    """How the uploader behaves."""
-
-    workers: int = 4
-    """Steps of one sink that run at once."""
-    on_rewind: str = "new-run"
-    """What becomes of rows that were uploaded and rewound: new-run, keep-first or mark."""
-    crashed_after_s: float = CRASHED_AFTER_S
-    """A run without a finish that has not grown for so long has crashed, when its process cannot be looked at."""
-    grace_s: float = 30.0
-    """How long NUL bytes inside a segment may be blocks that have not arrived."""
-    projects: tuple[str, ...] = ()
-    """Only projects that match one of these globs; empty means all."""
-    runs: tuple[str, ...] = ()
-    """Only run ids or names that match one of these globs; empty means all."""
-    slow_scan_s: float = 60.0
-    """The longest time between two looks at a quiet run."""
-    call_timeout_s: float = CALL_TIMEOUT_S
-    """A call of a sink that has not returned after so long no longer counts as one of its workers."""
-    budgets: Mapping[str, Limits] = field(default_factory=dict)
-    """Kind of sink -> what it may use."""
 
 
 class Inline(Executor):
@@ -470,9 +443,3 @@ def _close(pipeline: Pipeline) -> Outcome:
         return Outcome(progress=pipeline.close())
     except Exception as error:  # noqa: BLE001 - whatever a vendor raises at the end, the others are closed
         return Outcome(failed=f"close: {error}", retry_in_s=0.0)
-
-
-def default_state_folder() -> Path:
-    """`$XDG_STATE_HOME/gapless`, else `~/.local/state/gapless`."""
-    home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "gapless"

@@ -18,9 +18,6 @@ from gapless_uploader.sink import Misconfigured, Sink
 from gapless_uploader.sinks import known_sinks, make_sink
 from gapless_uploader.spool import RunKey, SpoolRun
 
-SPOOL_CONFIG = "spool-config"
-"""What `--to` says for the sinks that the runs ask for."""
-
 _NOT_OFFERED = frozenset({"memory"})
 """Kinds that keep nothing."""
 

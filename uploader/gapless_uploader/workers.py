@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from gapless_uploader.options import CALL_TIMEOUT_S
+
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
-CALL_TIMEOUT_S = 300.0
 MAX_STUCK = 4
 
 

@@ -18,9 +18,10 @@ import orjson
 
 from gapless_schemas import Header, SegmentName, encode_header, encode_record
 from gapless_uploader.events import Event
+from gapless_uploader.options import UploaderOptions
 from gapless_uploader.sinks._swanlab_names import key_name
 from gapless_uploader.sinks.swanlab import SwanlabSink
-from gapless_uploader.uploader import Inline, Uploader, UploaderOptions
+from gapless_uploader.uploader import Inline, Uploader
 from tests.servers.swanlab import SwanLabServer
 from tests.servers.swanlab.model import Experiment
 

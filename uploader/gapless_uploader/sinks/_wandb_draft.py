@@ -90,7 +90,7 @@ class Draft:
                 step = operation.step
                 # Most rows are numbers at a step above all others; they need nothing but their line.
                 if is_plain and step is not None and step > top:
-                    body = quick_body(operation.values, operation.is_plain)
+                    body = quick_body(operation.values, operation.json)
                     if body is not None and len(body) <= self.max_row_bytes:
                         text = line(step, operation.t, operation.runtime, body)
                         lines.append(text)

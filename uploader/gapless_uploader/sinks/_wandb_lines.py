@@ -37,19 +37,22 @@ def spool_key(key: str) -> str:
     return key[1:] if key[:1] == "~" and key.lstrip("~") in KEPT_BY_WANDB else key
 
 
-def quick_body(values: Mapping[str, Value], is_finite: bool = False) -> str | None:
+def quick_body(values: Mapping[str, Value], known: bytes | None = None) -> str | None:
     """The values as a JSON object, if they are plain and finite and every key keeps its name; else None.
 
-    `is_finite`: that is known already.
+    `known`: the object, if it is known already.
     """
-    try:
-        body = dumps(values, option=_OPTIONS)
-    except TypeError:
+    if known is None:
+        try:
+            known = dumps(values, option=_OPTIONS)
+        except TypeError:
+            return None
+        if b"null" in known:  # it may stand for NaN
+            return None
+    # A tilde may begin a key that W&B keeps.
+    if b"~" in known or not values.keys().isdisjoint(KEPT_BY_WANDB):
         return None
-    # `null` may stand for NaN, and a tilde may begin a key that W&B keeps.
-    if b"~" in body or not values.keys().isdisjoint(KEPT_BY_WANDB) or (not is_finite and b"null" in body):
-        return None
-    return body.decode()
+    return known.decode()
 
 
 def careful_body(values: Mapping[str, Any]) -> str:
