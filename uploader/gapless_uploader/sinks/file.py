@@ -100,6 +100,8 @@ class FileSession:
         described = False
         for operation in batch.operations:
             match operation:
+                case Row(step=int() as step, t=t, json=bytes() as json):
+                    lines.append(b'{"step":%d,"data":%b,"t":%b}\n' % (step, json, orjson.dumps(t)))
                 case Row(step=step, t=t, values=values):
                     lines.append(self._line(step, t, values, refused))
                 case Amend(step=step, t=t, values=values, changed=changed):
