@@ -212,9 +212,12 @@ def data_json(record: Record) -> bytes | None:
     A foreign writer's object may name a key twice in it: as in `data`, the last one counts.
     """
     line = record.line
-    text = line[line.find(b'"data":{') + 7 : -_END_BYTES]
-    # The one closing brace is the last byte: no object is nested in it, none comes before it, no field behind it.
-    return text if text.find(b"}") == len(text) - 1 and text[:1] == b"{" else None
+    start = line.find(b"{", 1)
+    end = line.find(b"}", start) + 1
+    # No object is nested in it, none comes before it, and no field behind it.
+    if end != len(line) - _END_BYTES or line[start - 7 : start] != b'"data":':
+        return None
+    return line[start:end]
 
 
 _new: Final = tuple.__new__

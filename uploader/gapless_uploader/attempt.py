@@ -84,10 +84,10 @@ class AttemptReader:
         end = chunk.end if stop == len(chunk.records) else chunk.ends[stop - 1]
         with SegmentFile(paths[segment]) as file:
             tail.consume(file, end)
-        add = self.seen.add
-        wanted = self._wanted
-        found = chunk.records[at:stop]
-        records = [r for r in found if (wanted is None or r.seq in wanted) and add(r.seq)]
+        records = chunk.records[at:stop]
+        add, wanted = self.seen.add, self._wanted
+        if wanted is not None or not self.seen.follow_on([r.seq for r in records]):
+            records = [r for r in records if (wanted is None or r.seq in wanted) and add(r.seq)]
         self._buffer = None if stop == len(chunk.records) else (chunk, stop, segment)
         self._taken_from = segment
         return Taken(segment, records, start, end)

@@ -143,25 +143,25 @@ class History:
         self._rebase(attempt)
         records = taken.records
         for at, record in enumerate(records):
-            kind = record.kind
+            seq, t, mono, kind, step, data, skip_sinks, _ = record
             if kind == "metrics":
-                values = record.data
+                values = data
                 try:
                     # One sum says of all values that they are numbers, and none of them NaN or infinite.
-                    is_plain = isfinite(sum(values.values()))
+                    is_plain = isfinite(sum(data.values()))
                 except (TypeError, OverflowError):
                     is_plain = False
-                if record.skip_sinks or (not is_plain and None in values.values()):
-                    values = self._metrics_of(record)
-                    is_plain = False
-                step = record.step
+                if skip_sinks or (not is_plain and None in data.values()):
+                    values, is_plain = self._metrics_of(record), False
                 # Nearly every record is the next step of a known attempt: no call for it that is not needed.
                 if step is not None and self._top < step <= attempt.limit and values and attempt.first_step is not None:
                     self.rows += 1
                     self.last_step = self._top = step
                     attempt.steps.add(step)
-                    json = data_json(record) if is_plain else None
-                    self._new_row(attempt, record, attempt.base + record.mono, values, json)
+                    row = Row(step, t, attempt.base + mono, values, data_json(record) if is_plain else None)
+                    self.operations.append(row)
+                    self._tip = (attempt_id, seq, row)
+                    self._last.note_newest(step, values)
                 else:
                     self._row(attempt, records, at, values)
             elif kind in ("table", "text", "media"):
@@ -287,11 +287,9 @@ class History:
             attempt.steps.add(step)
             self._amend(attempt, records, at, runtime, values)
 
-    def _new_row(
-        self, attempt: _Attempt, record: Record, runtime: float, values: dict[str, Value], json: bytes | None = None
-    ) -> None:
+    def _new_row(self, attempt: _Attempt, record: Record, runtime: float, values: dict[str, Value]) -> None:
         step = record.step or 0
-        row = Row(step, record.t, runtime, values, json)
+        row = Row(step, record.t, runtime, values)
         self.operations.append(row)
         self._tip = (attempt.header.attempt_id, record.seq, row)
         self._summarise(step, values)

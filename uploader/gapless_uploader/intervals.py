@@ -45,6 +45,14 @@ class Intervals:
             lasts.insert(at + 1, value)
         return True
 
+    def follow_on(self, values: list[int]) -> bool:
+        """Put all `values` in if they are the integers behind the largest member, in order; whether they were."""
+        lasts = self._lasts
+        if not lasts or not values or values != list(range(lasts[-1] + 1, lasts[-1] + 1 + len(values))):
+            return False
+        lasts[-1] = values[-1]
+        return True
+
     @property
     def last(self) -> int:
         """The largest member; 0 when empty."""

@@ -84,8 +84,8 @@ def valid(text: str) -> str:
 
 def line(step: int, t: float, runtime: float, body: str) -> str:
     """The history line of a row whose values are the JSON object `body`."""
-    comma = "" if body == "{}" else ","
-    return f'{{"_step":{step},"_timestamp":{t!r},"_runtime":{runtime!r}{comma}{body[1:]}'
+    head = dumps({"_step": step, "_timestamp": t, "_runtime": runtime})[:-1].decode()
+    return f"{head}}}" if body == "{}" else f"{head},{body[1:]}"
 
 
 def split(values: Mapping[str, Any], max_bytes: int) -> list[str]:

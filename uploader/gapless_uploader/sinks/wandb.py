@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +147,8 @@ class WandbSink:
         """Say once that the installed package is another than the one that the sink was compared with."""
         if self._version:
             return
+        from importlib import metadata  # takes as long as a dozen modules, and the child is not started yet
+
         self._version = metadata.version("wandb")
         numbers = tuple(int(part) for part in self._version.split(".")[:2] if part.isdigit())
         if numbers < TESTED:
