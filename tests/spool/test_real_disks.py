@@ -53,7 +53,7 @@ def fill(folder: Path) -> Path:
 def full_for(folder: Path, seconds: float, durability: str) -> None:
     """Log every 5 ms; the disk is full for `seconds` in the middle."""
     run = gapless.init("p", dir=folder / "spool", durability=durability)
-    filler = None
+    filler, failed = None, False
     begin = monotonic()
     number = 0
     while monotonic() - begin < 3 * seconds:
@@ -62,7 +62,6 @@ def full_for(folder: Path, seconds: float, durability: str) -> None:
         sleep(0.005)
         if filler is None and seconds < monotonic() - begin < 2 * seconds:
             filler = fill(folder)
-            failed = False
         if filler is not None and filler.exists():
             failed = failed or run.stats().failing
             if monotonic() - begin > 2 * seconds:

@@ -142,6 +142,8 @@ class History:
         attempt.index.note(taken.segment, taken.start, taken.end, taken.records)
         self._rebase(attempt)
         records = taken.records
+        limit, base, is_known = attempt.limit, attempt.base, attempt.first_step is not None
+        add_step, add_operation, note_newest = attempt.steps.add, self.operations.append, self._last.note_newest
         for at, record in enumerate(records):
             seq, t, mono, kind, step, data, skip_sinks, _ = record
             if kind == "metrics":
@@ -154,16 +156,17 @@ class History:
                 if skip_sinks or (not is_plain and None in data.values()):
                     values, is_plain = self._metrics_of(record), False
                 # Nearly every record is the next step of a known attempt: no call for it that is not needed.
-                if step is not None and self._top < step <= attempt.limit and values and attempt.first_step is not None:
+                if step is not None and self._top < step <= limit and values and is_known:
                     self.rows += 1
                     self.last_step = self._top = step
-                    attempt.steps.add(step)
-                    row = Row(step, t, attempt.base + mono, values, data_json(record) if is_plain else None)
-                    self.operations.append(row)
+                    add_step(step)
+                    row = Row(step, t, base + mono, values, data_json(record) if is_plain else None)
+                    add_operation(row)
                     self._tip = (attempt_id, seq, row)
-                    self._last.note_newest(step, values)
+                    note_newest(step, values)
                 else:
                     self._row(attempt, records, at, values)
+                    limit, base, is_known = attempt.limit, attempt.base, attempt.first_step is not None
             elif kind in ("table", "text", "media"):
                 folder = paths[attempt_id][taken.segment].parent / "media"
                 found = payload_of(record, folder)

@@ -369,12 +369,11 @@ class Pipeline:
         self._done += len(done)
         self._pending = self._pending[len(done) :]
         self._note_refused(refused, outcome)
+        rows = [operation.step for operation in done if type(operation) is Row or type(operation) is Amend]
+        outcome.rows += len(rows)
+        self._acked_top = max(self._acked_top, max((step for step in rows if step is not None), default=-1))
         for operation in done:
-            if isinstance(operation, Row | Amend):
-                outcome.rows += 1
-                if operation.step is not None and operation.step > self._acked_top:
-                    self._acked_top = operation.step
-            elif isinstance(operation, State):
+            if type(operation) is State:
                 outcome.new_state = self._state = operation.state
                 self._exit_code = operation.exit_code
                 self._flush_due = operation.state != "running"
