@@ -11,7 +11,9 @@ import gc
 import json
 import os
 import sys
+import threading
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 Apis = dict[tuple[str, str], Any]
@@ -60,15 +62,26 @@ def credentials(base_url: str | None) -> dict[str, Any]:
 def load() -> None:
     """Import the package before anybody asks: that takes a second. Nothing of it is garbage, so none is looked for.
 
-    Nor is numpy, which it can do without: a tenth of the second, ten megabytes, and threads that wait for work.
+    Nor is numpy, which it can do without: a tenth of the second, ten megabytes, and threads that wait for work. Its
+    service, without which it asks W&B nothing, starts beside the rest of the imports.
     """
     gc.disable()
     sys.modules["numpy"] = None  # type: ignore[assignment]
     import wandb
 
+    threading.Thread(target=start_service, name="service", daemon=True).start()
     _ = wandb.Api  # imported when first named
+    import_module("requests")  # which `wandb.Api` imports with its first run
     gc.freeze()
     gc.enable()
+
+
+def start_service() -> None:
+    """Start W&B's own service; whoever needs it before it is there waits for it."""
+    import wandb
+
+    with suppress(Exception):  # whoever asks is told why
+        wandb.setup()
 
 
 def main() -> None:
