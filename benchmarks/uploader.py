@@ -6,6 +6,7 @@ named where it is meant. Peers of reading are the plain loops that a script woul
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -15,10 +16,13 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zlib import crc32
+
+from gapless_uploader import collector
 
 ROOT = Path(__file__).resolve().parent.parent
 MB = 1e6
@@ -30,7 +34,7 @@ CHUNK_BYTES = 256 << 10
 
 def run(quick: bool) -> list[dict[str, Any]]:
     """All figures of the uploader."""
-    with tempfile.TemporaryDirectory(prefix="gapless-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="gapless-bench-") as name, collecting_as_the_uploader_does():
         folder = Path(name)
         return [
             *reading(folder, quick),
@@ -39,6 +43,18 @@ def run(quick: bool) -> list[dict[str, Any]]:
             *quiet_runs(folder, quick),
             *latency(folder, quick),
         ]
+
+
+@contextmanager
+def collecting_as_the_uploader_does() -> Iterator[None]:
+    """The garbage collector as `gapless watch` and `replay` set it, for ours and for the peers in this process."""
+    before = gc.get_threshold()
+    collector.calm()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 # reading
@@ -376,6 +392,7 @@ def peak_mib() -> float:
 
 
 if __name__ == "__main__":
+    collector.calm()
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
     uptime = float(Path("/proc/uptime").read_text().split()[0])
     measured = child_replay(time.time() - (uptime - started), peak_mib(), Path(sys.argv[2]), Path(sys.argv[3]))

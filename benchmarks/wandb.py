@@ -131,6 +131,7 @@ def compared(folder: Path, server: ServerProcess, num_rows: int, num_keys: int) 
 
     peers = {"wandb sync": rate(sync), "wandb.log online": rate(online)}
     target = f">= {TARGETS[num_rows][num_keys] * rate(sync):.0f} ({TARGETS[num_rows][num_keys]} x wandb sync)"
+    cpu_target = f"<= {10 if num_keys == 10 else 40}" if num_rows == 100_000 else ""  # fewer pay for the start alone
     per_row = 1e6 / num_rows
     own_cpu = round(per_row * ours["cpu_s"], 1)
     all_cpu = {name: per_row * party["all_cpu_s"] for name, party in (("wandb sync", sync), ("wandb.log", online))}
@@ -138,7 +139,7 @@ def compared(folder: Path, server: ServerProcess, num_rows: int, num_keys: int) 
     server_own = round(per_row * ours["server_cpu_s"], 1)
     return [
         figure(f"{name}, until acknowledged", rate(ours), peers, target, "rows/s"),
-        figure(f"{name}, own CPU", own_cpu, rounded(all_cpu), f"<= {10 if num_keys == 10 else 40}", "us/row"),
+        figure(f"{name}, own CPU", own_cpu, rounded(all_cpu), cpu_target, "us/row"),
         figure(f"{name}, CPU with its child", round(per_row * ours["all_cpu_s"], 1), rounded(all_cpu), "", "us/row"),
         figure(f"{name}, peak memory", ours["mb"], {"wandb sync": sync["child_mb"]}, "< 100", "MB"),
         figure(f"{name}, the server's own CPU", server_own, rounded(server_cpu), "", "us/row"),

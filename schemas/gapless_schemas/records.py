@@ -173,7 +173,8 @@ def decode_lines(lines: Iterable[bytes]) -> list[Record]:
     add = records.append
     try:
         for line in lines:
-            if line[-_END_BYTES:] != b',"crc":"%08x"}\n' % crc32(line[:-_END_BYTES]):
+            # A third quicker than formatting the number.
+            if line[-_END_BYTES:] != b',"crc":"%b"}\n' % hexlify(crc32(line[:-_END_BYTES]).to_bytes(4, "big")):
                 raise _unsealed(line[:-1])
             fields = orjson.loads(line)
             if type(fields) is not dict:

@@ -5,7 +5,6 @@ Each gives the exit status. Raises click's exceptions for what the caller can pu
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
+from gapless_uploader import collector
 from gapless_uploader.config import UploaderConfig
 from gapless_uploader.events import Event, LineListener, Listener, ServingMetrics, printable
 from gapless_uploader.lease import Held
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 # What only one of them needs is imported there: a replay starts sooner without rich and an HTTP server.
 
 REPLAY_GRACE_S = 2.0
-_YOUNG_OBJECTS = 50_000
 
 
 def follow(
@@ -122,10 +121,7 @@ def _run(
     on_turn: Callable[[float], None],
     use_events: bool,
 ) -> str | None:
-    # Modules live as long as the process, and rows come by the thousand and hold no cycles: with the interpreter's
-    # own threshold a sixth of a replay's time goes into looking at them in vain.
-    gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS, 20, 20)
+    collector.calm()
     try:
         return watch(uploader, listener, until, on_turn, use_events)
     except Held as error:

@@ -147,7 +147,7 @@ class WandbSink:
         """Say once that the installed package is another than the one that the sink was compared with."""
         if self._version:
             return
-        from importlib import metadata  # takes as long as a dozen modules, and the child is not started yet
+        from importlib import metadata  # a dozen modules, which `prepare` need not wait for
 
         self._version = metadata.version("wandb")
         numbers = tuple(int(part) for part in self._version.split(".")[:2] if part.isdigit())
