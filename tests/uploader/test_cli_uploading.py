@@ -59,6 +59,14 @@ def where(root: Path, *sinks: str) -> list[str | Path]:
 # replay
 
 
+def test_a_name_of_no_run_is_said(root: Path) -> None:
+    result = gapless("replay", root, *where(root), "--adopt", "r-1", "--adopt", "grpo/r-2", "--new-id", "r-9=other")
+    assert result.exit_code == 0
+    assert [line for line in result.stderr.splitlines() if "names" in line] == [
+        "--adopt or --new-id names r-9, and no such run is there"
+    ]
+
+
 def test_replay_says_what_it_did(root: Path):
     """A replay uploads everything, says so in one line, and exits 0; a second one has nothing to do."""
     first = gapless("replay", root, *where(root))

@@ -77,6 +77,8 @@ def replay(
     for (project, run), sink in left:
         reason = uploader.failed.get(((project, run), sink)) or _reason_of(uploader, sink)
         click.echo(f"{project}/{run} -> {sink.removesuffix(':')}: {printable(reason)}", err=True)
+    for name in _unknown(uploader, config):
+        click.echo(f"--adopt or --new-id names {printable(name)}, and no such run is there", err=True)
     return 1 if left or stopped or uploader.spool.problems or uploader.found_damage else 0
 
 
@@ -126,6 +128,12 @@ def _run(
         return watch(uploader, listener, until, on_turn, use_events)
     except Held as error:
         raise click.ClickException(str(error)) from None
+
+
+def _unknown(uploader: Uploader, config: UploaderConfig) -> list[str]:
+    """Names that were to be treated differently, of runs that are not there: a slip of the pen, most likely."""
+    known = {name for project, run_id in uploader.spool.runs for name in (run_id, f"{project}/{run_id}")}
+    return [name for name in (*config.adopt, *config.new_id) if name not in known]
 
 
 def _reason_of(uploader: Uploader, sink: str) -> str:
