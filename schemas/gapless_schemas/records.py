@@ -210,13 +210,14 @@ def decode_lines(lines: Iterable[bytes]) -> list[Record]:
 def data_json(record: Record) -> bytes | None:
     """The JSON of `record.data` as its line has it, where all its values are numbers; None if that is hard to tell.
 
-    A foreign writer's object may name a key twice in it: as in `data`, the last one counts.
+    Keys stand in it as they are, without an escape. A foreign writer's object may name a key twice: as in `data`, the
+    last one counts.
     """
     line = record.line
     start = line.find(b"{", 1)
     end = line.find(b"}", start) + 1
     # No object is nested in it, none comes before it, and no field behind it.
-    if end != len(line) - _END_BYTES or line[start - 7 : start] != b'"data":':
+    if end != len(line) - _END_BYTES or line[start - 7 : start] != b'"data":' or b"\\" in line:
         return None
     return line[start:end]
 

@@ -42,7 +42,8 @@ def test_the_json_of_numbers_is_the_data(data: dict[str, Any]) -> None:
     text = data_json(record)
     if all_numbers(record.data) and text is not None:
         assert orjson.loads(text) == record.data == data
-    if all_numbers(record.data) and not any("}" in key for key in data):
+        assert b"\\" not in text  # whoever looks for a key in it finds it
+    if all_numbers(record.data) and not any(set(key) & set('}{"\\') or not key.isprintable() for key in data):
         assert text is not None
 
 
@@ -60,6 +61,8 @@ def test_the_json_of_numbers_is_the_data(data: dict[str, Any]) -> None:
         '"step":0,"data":{"a":null},"marks":[[["a"],"nan"]]}',
         '"step":0,"data":{"a":1},"skip_sinks":["wandb"]}',
         '"step":0,"data":{"a":{}}}',
+        '"step":0,"data":{"\\u007e_step":1}}',
+        '"note":"\\"data\\":{","step":0,"data":{"a":1}}',
     ],
 )
 def test_a_line_of_another_shape_gives_no_json_or_the_right_one(text: str) -> None:
