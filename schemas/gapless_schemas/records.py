@@ -94,7 +94,7 @@ class Record(NamedTuple):
     skip_sinks: Sequence[str] = ()
     """Kinds of tracker that the record is not for."""
     line: bytes = b""
-    """The whole line, with its newline."""
+    """The whole line, with its newline; empty where it has a field that few lines have."""
 
 
 def seal(body: bytes) -> bytes:
@@ -197,7 +197,7 @@ def decode_lines(lines: Iterable[bytes]) -> list[Record]:
                 raise Damaged("a time that is none")
             skip_sinks: Sequence[str] = ()
             if len(fields) > _NUM_FIELDS or step is None:
-                skip_sinks = _apply_options(fields, data)
+                skip_sinks, line = _apply_options(fields, data), b""
             # As `Record(...)`, likewise.
             add(_new(Record, (seq, t, mono, kind, step, data, skip_sinks, line)))
     except orjson.JSONDecodeError as error:
@@ -210,14 +210,14 @@ def decode_lines(lines: Iterable[bytes]) -> list[Record]:
 def data_json(record: Record) -> bytes | None:
     """The JSON of `record.data` as its line has it, where all its values are numbers; None if that is hard to tell.
 
-    Keys stand in it as they are, without an escape. A foreign writer's object may name a key twice: as in `data`, the
-    last one counts.
+    Keys stand in it as they are, without an escape, and it has no line break of any kind. A foreign writer's object may
+    name a key twice: as in `data`, the last one counts.
     """
     line = record.line
     start = line.find(b"{", 1)
     end = line.find(b"}", start) + 1
     # No object is nested in it, none comes before it, and no field behind it.
-    if end != len(line) - _END_BYTES or line[start - 7 : start] != b'"data":' or b"\\" in line:
+    if end != len(line) - _END_BYTES or line[start - 7 : start] != b'"data":' or b"\\" in line or b"\r" in line:
         return None
     return line[start:end]
 

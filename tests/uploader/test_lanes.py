@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import errno
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gapless_uploader import events
+from gapless_uploader import collector, events
 from gapless_uploader.operations import Row
 from gapless_uploader.options import UploaderOptions
-from gapless_uploader.sink import Batch
+from gapless_uploader.sink import Batch, Retryable
 from gapless_uploader.sinks.memory import MemorySink
 from gapless_uploader.uploader import Inline, Uploader
 from tests.uploader.spool_made import MadeRun, alive_here
@@ -317,3 +320,63 @@ def test_names_choose_runs(tmp_path: Path):
 
     assert set(bench.sinks[0].runs) == {"grpo/r-1", "grpo/x-3"}
     bench.uploader.stop()
+
+
+# memory
+
+
+class Rows:
+    """Stands for a batch's rows and its request."""
+
+
+def test_what_a_failure_leaves_in_a_cycle_is_freed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """HTTP libraries keep an error in the frame that its traceback keeps: a hundred objects, and megabytes of rows."""
+    kept: list[weakref.ref[Rows]] = []
+
+    def fail(batch: Batch) -> None:
+        rows = Rows()
+        kept.append(weakref.ref(rows))
+        try:
+            raise ConnectionRefusedError
+        except ConnectionRefusedError as error:
+            itself = error
+            raise Retryable("the tracker is away") from itself
+
+    monkeypatch.setattr(collector._Sweeps, "wanted", True)
+    monkeypatch.setattr(collector._Sweeps, "took", 0.0)
+    bench = Bench(tmp_path)
+    MadeRun(bench.root, "r-1").rows(0, 5)
+    bench.sinks[0].before_write = fail
+    gc.disable()
+    try:
+        bench.settle()
+        for _ in range(3):
+            bench.turn(100.0)
+            monkeypatch.setattr(collector._Sweeps, "took", 0.0)
+        assert len(kept) >= 3
+        assert [ref() for ref in kept] == [None] * len(kept)
+    finally:
+        gc.enable()
+
+
+def test_sweeps_take_a_twentieth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch):
+    now, swept = [100.0], []
+
+    def collect() -> None:
+        swept.append(now[0])
+        now[0] += 0.01
+
+    monkeypatch.setattr(collector, "gc", SimpleNamespace(collect=collect))
+    monkeypatch.setattr(collector, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for name, value in (("wanted", True), ("ended", 0.0), ("took", 0.0)):
+        monkeypatch.setattr(collector._Sweeps, name, value)
+    for _ in range(1000):
+        collector.sweep()
+        now[0] += 0.001
+    spent = 0.01 * len(swept)
+    assert 0.0 < spent <= (now[0] - 100.0) / 20 + 0.01
+    monkeypatch.setattr(collector._Sweeps, "wanted", False)
+    now[0] += 100.0
+    before = len(swept)
+    collector.sweep()
+    assert len(swept) == before

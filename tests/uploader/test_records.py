@@ -62,6 +62,9 @@ def test_the_json_of_numbers_is_the_data(data: dict[str, Any]) -> None:
         '"step":0,"data":{"a":1},"skip_sinks":["wandb"]}',
         '"step":0,"data":{"a":{}}}',
         '"step":0,"data":{"\\u007e_step":1}}',
+        '"step":0,"marks":[[["a"],"int"]],"data":{"a":"12345678901234567890123"}}',
+        '"skip_sinks":["wandb"],"step":0,"data":{"a":1}}',
+        '"step":0,"data":{"a":\r1}}',
         '"note":"\\"data\\":{","step":0,"data":{"a":1}}',
     ],
 )
@@ -69,6 +72,7 @@ def test_a_line_of_another_shape_gives_no_json_or_the_right_one(text: str) -> No
     record = foreign(text)
     found = data_json(record)
     assert found is None or orjson.loads(found) == record.data
+    assert found is None or not set(found) & set(b"\r\\")
 
 
 def test_a_key_given_twice_counts_the_last_time_in_both() -> None:

@@ -18,7 +18,7 @@ from gapless_uploader.budget import live_runs_carried
 from gapless_uploader.config import UploaderConfig, load_config
 from gapless_uploader.export import FORMATS, export_run
 from gapless_uploader.options import PATIENCE_S
-from gapless_uploader.sink import Misconfigured, Retryable, Sink
+from gapless_uploader.sink import Misconfigured, Retryable, Sink, prepared
 
 # What a command needs is imported in it: a sink prepares itself meanwhile, and `--help` comes at once.
 
@@ -100,7 +100,8 @@ def replay(paths: tuple[Path, ...], patience: float, dry_run: bool, as_json: boo
     if dry_run:
         _say_plan(paths, sinks, config, as_json)
         return
-    _prepare(sinks)
+    for sink in sinks:
+        prepared(sink)  # while the rest is imported
     from gapless_uploader.uploading import replay as replay_now
 
     sys.exit(replay_now(paths, sinks, config, patience_s=patience, as_json=as_json))
@@ -284,12 +285,6 @@ def _sinks(config: UploaderConfig) -> list[Sink]:
         return config.make_sinks()
     except Misconfigured as error:
         raise click.UsageError(str(error)) from None
-
-
-def _prepare(sinks: list[Sink]) -> None:
-    """Let sinks begin what takes long, while the rest of the uploader is imported."""
-    for sink in sinks:
-        getattr(sink, "prepare", lambda: None)()
 
 
 def _say_plan(paths: Sequence[Path], sinks: list[Sink], config: UploaderConfig, as_json: bool) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from math import isfinite
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,8 @@ from gapless_uploader.payload import payload_of
 from gapless_uploader.sink import RunView
 
 COMPACT_BYTES = 8 << 10
+_EXACT = 1 << 53
+"""Integers below are the same number everywhere."""
 _ATTEMPT_BYTES = 400
 _STEPS_BYTES = 16
 """About what an attempt and one run of its steps take in `compact`."""
@@ -149,9 +150,10 @@ class History:
             if kind == "metrics":
                 values = data
                 try:
-                    # One sum says of all values that they are numbers, and none of them NaN or infinite.
-                    is_plain = isfinite(sum(data.values()))
-                except (TypeError, OverflowError):
+                    # The sum says of all values that they are numbers, and none of them NaN or infinite; with the
+                    # largest it says that no integer is beyond what every tool holds.
+                    is_plain = -_EXACT < sum(data.values()) < _EXACT and max(data.values(), default=0) < _EXACT
+                except TypeError:
                     is_plain = False
                 if skip_sinks or (not is_plain and None in data.values()):
                     values, is_plain = self._metrics_of(record), False

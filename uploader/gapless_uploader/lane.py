@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 
+from gapless_uploader import collector
 from gapless_uploader.agenda import Agenda
 from gapless_uploader.budget import Budget
 from gapless_uploader.lease import Held
 from gapless_uploader.pipeline import Pipeline
-from gapless_uploader.sink import Sink
+from gapless_uploader.sink import Sink, prepared
 from gapless_uploader.spool import RunKey
 from gapless_uploader.steps import Files, Outcome
 from gapless_uploader.workers import Workers
@@ -50,8 +51,7 @@ class Lane:
         self._waiting: Agenda[RunKey] = Agenda()
         self._budget_due: float | None = None
         self._crashes: dict[RunKey, int] = {}
-        self._prepare: Callable[[], None] | None = getattr(sink, "prepare", None)
-        """What the sink does once, before the first step: it may take its time beside the reading."""
+        self._is_prepared = False
         self._meters_itself = budget is not None and hasattr(sink, "meter")
         if self._meters_itself and budget is not None:
             sink.meter = budget.meter  # type: ignore[attr-defined]
@@ -99,12 +99,12 @@ class Lane:
 
     def start(self, key: RunKey, files: Files, now: float, check: Callable[[], None]) -> None:
         """Run one step of the run in a worker; `check` raises there when it must not be."""
-        if self._prepare is not None:
-            self._prepare()
-            self._prepare = None
+        if not self._is_prepared:
+            prepared(self.sink)
+            self._is_prepared = True
         if self.budget is not None:
             self.budget.reserve()
-        self.workers.start(key, now, self._step, self.pipelines[key], files, now, check)
+        self.workers.start(key, now, self._swept_step, self.pipelines[key], files, now, check)
 
     def crashed(self, key: RunKey) -> float:
         """The sink raised what no sink may: forget its pipeline, as a kill would. Seconds until the next try."""
@@ -123,6 +123,12 @@ class Lane:
         pipeline = self.pipelines.pop(key, None)
         if pipeline is not None:
             pipeline.close()
+
+    def _swept_step(self, pipeline: Pipeline, files: Files, now: float, check: Callable[[], None]) -> Outcome:
+        outcome = self._step(pipeline, files, now, check)
+        if outcome.failed or outcome.parked or outcome.crashed:
+            collector.sweep()
+        return outcome
 
     def _step(self, pipeline: Pipeline, files: Files, now: float, check: Callable[[], None]) -> Outcome:
         budget = self.budget

@@ -8,6 +8,7 @@ time. A batch may come twice: the process can die between the tracker's yes and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -197,7 +198,10 @@ class Session(Protocol):
 
 
 class Sink(Protocol):
-    """One tracker at one target, shared by all its runs. `open` is called from several threads."""
+    """One tracker at one target, shared by all its runs. `open` is called from several threads.
+
+    It may have a `prepare()`, which `prepared` calls.
+    """
 
     kind: str
     target: str
@@ -209,3 +213,14 @@ class Sink(Protocol):
 
         Raises Retryable, Parked, Misconfigured or Resume.
         """
+
+
+def prepared(sink: Sink) -> None:
+    """Let the sink begin what takes long, before its first run is opened: `prepare` returns at once.
+
+    It may be called more than once, and where nothing is to be uploaded. What it raises is left for `open` to say.
+    """
+    begin = getattr(sink, "prepare", None)
+    if begin is not None:
+        with suppress(Exception):
+            begin()

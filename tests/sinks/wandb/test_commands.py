@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -116,3 +121,24 @@ def gapless_status(tmp_path: Path) -> str:
         main, ["status", str(tmp_path / "spool"), "--state", str(tmp_path / "state"), "--json"], catch_exceptions=False
     )
     return done.output
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.3, 1.0])
+def test_an_uploader_that_is_killed_leaves_no_folder_behind(
+    tmp_path: Path, finished: Attempt, server: WandbServer, monkeypatch: pytest.MonkeyPatch, after_s: float
+) -> None:
+    """The child that holds the package removes its own folder, and with it what the package left there."""
+    temporary = Path(tempfile.mkdtemp(prefix="g-", dir="/tmp"))  # a short name, for the sockets of the package
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    command = [sys.executable, "-m", "gapless_uploader", "watch", str(tmp_path / "spool"), "--to", "wandb"]
+    with subprocess.Popen([*command, "--state", str(tmp_path / "state")], stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60.0
+        while not list(temporary.iterdir()):
+            assert time.monotonic() < deadline, "no child was started"
+            time.sleep(0.01)
+        time.sleep(after_s)
+        process.send_signal(signal.SIGKILL)
+    while list(temporary.iterdir()):
+        assert time.monotonic() < deadline, sorted(temporary.rglob("*"))
+        time.sleep(0.1)
+    temporary.rmdir()

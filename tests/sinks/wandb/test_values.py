@@ -13,6 +13,7 @@ import pytest
 from gapless_uploader.operations import Amend, Media, MediaItem, Row, Table, Text
 from gapless_uploader.sink import Ack
 from gapless_uploader.sinks._wandb_lines import careful_body, line, quick_body, split, spool_key, tracker_key
+from gapless_uploader.sinks._wandb_proof import same
 from tests.servers.wandb_server import Run, WandbServer
 from tests.servers.wandb_server.client import run_client
 from tests.sinks.harness import T0, batch, row, view
@@ -84,6 +85,18 @@ def test_an_integer_beyond_64_bits_is_the_float_that_the_client_sends(server: Wa
     assert [(refusal.step, refusal.key) for refusal in ack.refused] == [(0, "huge")]
 
 
+def test_an_integer_beyond_63_bits_is_a_float_and_is_proved(server: WandbServer) -> None:
+    """64 bits without a sign are no integer at W&B; the read-back does not take the float for another value."""
+    run, ack = send(server, row(0, big=2**64 - 1, loss=0.5), row(1, big=2**63 - 1, loss=0.5))
+
+    assert [held["big"] for held in run.rows] == [float(2**64), 2**63 - 1]
+    assert ack.refused == []
+    assert same({"a": [2**64 - 1]}, {"a": [float(2**64)]})
+    assert not same(2**53 + 1, 2**53)
+    assert not same(2**53, float(2**53 - 1))
+    assert not same(10**400, inf)
+
+
 def test_the_quick_and_the_careful_way_agree() -> None:
     """A row that orjson writes alone is the row that Python's json writes."""
     values = {"a": 1, "b": 1 / 3, "c": 1e300, "d": True, "e": 'x "y"', "f": [1, 2.5], "g": -0.0}
@@ -95,6 +108,7 @@ def test_the_quick_and_the_careful_way_agree() -> None:
     assert json.loads(line(5, 1.5, 0.25, "{}")) == {"_step": 5, "_timestamp": 1.5, "_runtime": 0.25}
     assert [quick_body({key: 1.0}) for key in ("_step", "~", "")] == [None] * 3
     assert quick_body({"a": nan}) is None
+    assert quick_body({"a": 2**64 - 1}) is None  # W&B would keep a float
 
 
 def test_a_split_row_holds_every_key_once() -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import sys
 import threading
 from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
 Apis = dict[tuple[str, str], Any]
 """(host, key) -> what speaks to it."""
@@ -67,13 +68,18 @@ def load() -> None:
     """
     gc.disable()
     sys.modules["numpy"] = None  # type: ignore[assignment]
-    import wandb
+    try:
+        import wandb
 
-    threading.Thread(target=start_service, name="service", daemon=True).start()
-    _ = wandb.Api  # imported when first named
-    import_module("requests")  # which `wandb.Api` imports with its first run
-    gc.freeze()
-    gc.enable()
+        threading.Thread(target=start_service, name="service", daemon=True).start()
+        _ = wandb.Api  # imported when first named
+        import_module("requests")  # which `wandb.Api` imports with its first run
+        gc.freeze()
+    except ImportError:
+        del sys.modules["numpy"]  # for whoever asks and imports it again
+        raise
+    finally:
+        gc.enable()
 
 
 def start_service() -> None:
@@ -85,7 +91,7 @@ def start_service() -> None:
 
 
 def main() -> None:
-    """Answer until the parent is gone."""
+    """Answer until the parent is gone; a parent that was killed cannot remove our folder, the first argument."""
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -95,18 +101,26 @@ def main() -> None:
     apis: Apis = {}
     with suppress(Exception):  # whoever asks is told why
         load()
-    for line in requests:
-        request = json.loads(line)
-        if request["do"] == "connect":
-            with suppress(Exception):
-                connected(request, apis)
-            continue
-        try:
-            found = answer(request, apis)
-        except Exception as error:  # noqa: BLE001 - whatever a vendor raises is the answer
-            found = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
-        answers.write(json.dumps(found, default=dict) + "\n")
-        answers.flush()
+    try:
+        for line in requests:
+            reply(json.loads(line), apis, answers)
+    finally:
+        for folder in sys.argv[1:]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def reply(request: dict[str, Any], apis: Apis, answers: TextIO) -> None:
+    """Do what one line asks for. Raises OSError when the parent is gone."""
+    if request["do"] == "connect":
+        with suppress(Exception):
+            connected(request, apis)
+        return
+    try:
+        found = answer(request, apis)
+    except Exception as error:  # noqa: BLE001 - whatever a vendor raises is the answer
+        found = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+    answers.write(json.dumps(found, default=dict) + "\n")
+    answers.flush()
 
 
 if __name__ == "__main__":

@@ -16,21 +16,22 @@ from typing import IO, Any, cast
 from gapless_uploader.sink import Retryable
 
 ANSWER_S = 60.0
+_MAX_FOLDER = 48
 
 
 class ChildProcess:
-    """Runs a file of ours. Not thread safe."""
+    """Runs a file of ours, with a folder of its own as its argument. Not thread safe."""
 
     def __init__(self, file: Path) -> None:
         self._rest = b""
         self._folder = tempfile.TemporaryDirectory(prefix="gapless-wandb-", ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
             # -P: the file's own folder, in which a module of ours is called wandb, stays off its path.
-            [sys.executable, "-P", str(file)],
+            [sys.executable, "-P", str(file), self._folder.name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**_environment(), "WANDB_DIR": self._folder.name},
+            env={**_environment(), "WANDB_DIR": self._folder.name, **_own_tmp(self._folder.name)},
             cwd=self._folder.name,
             start_new_session=True,
         )
@@ -85,6 +86,11 @@ class ChildProcess:
             self._rest += part
         line, _, self._rest = self._rest.partition(b"\n")
         return line
+
+
+def _own_tmp(folder: str) -> dict[str, str]:
+    """What the package leaves in the folder for temporary files goes with ours; its sockets there need short names."""
+    return {"TMPDIR": folder} if len(folder) <= _MAX_FOLDER else {}
 
 
 def _environment() -> dict[str, str]:

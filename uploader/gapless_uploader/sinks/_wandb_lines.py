@@ -10,14 +10,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from orjson import OPT_PASSTHROUGH_DATACLASS, dumps
+from orjson import OPT_PASSTHROUGH_DATACLASS, OPT_STRICT_INTEGER, dumps
 
 from gapless_uploader.operations import Value
 
 KEPT_BY_WANDB = frozenset(["", "_step", "_timestamp", "_runtime", "_wandb", "_gapless"])
 """Keys that W&B drops, overwrites or reads as its own."""
 _INT64 = 1 << 63
-_OPTIONS = OPT_PASSTHROUGH_DATACLASS
+_OPTIONS = OPT_PASSTHROUGH_DATACLASS | OPT_STRICT_INTEGER
 
 
 class TooBig(ValueError):

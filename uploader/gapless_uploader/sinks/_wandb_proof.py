@@ -85,4 +85,9 @@ def same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same, one, other))
+    if {type(one), type(other)} == {int, float}:
+        try:
+            return float(one) == float(other)  # W&B keeps an integer beyond 53 bits as a float may
+        except OverflowError:
+            return False
     return bool(one == other or (one != one and other != other))

@@ -111,7 +111,7 @@ class WandbSink:
         self._http.meter = meter
 
     def prepare(self) -> None:
-        """There is something to upload: begin to load `wandb`, which takes a second, and return at once."""
+        """Begin to load `wandb`, which takes a second, and return at once."""
         if self._limits.read_back and self._mode_now() == "online":
             with suppress(OSError):  # whoever needs it starts it again, and says so
                 READER.start()
