@@ -14,13 +14,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 from zlib import crc32
 
 from gapless_uploader.sink import Memo, Parked, Place, Resume
-from gapless_uploader.sinks._disk import regular_file, sync_folder
+from gapless_uploader.sinks._disk import disk, regular_file, sync_folder
 
 _ANCHOR_BYTES = 256
 
@@ -110,7 +111,18 @@ class OwnFile:
         self._handle("rb+")
         self.length, self._last = length, _before(self._opened(), length)
 
-    def undo(self, memo: Memo) -> None:
+    @contextmanager
+    def whole_or_not(self) -> Iterator[None]:
+        """All that is done inside is in the file, or nothing of it. Raises Retryable for what the disk says."""
+        before = self.memo()
+        with disk("write", self.path):
+            try:
+                yield
+            except BaseException:
+                self._undo(before)
+                raise
+
+    def _undo(self, memo: Memo) -> None:
         """The file as `memo`, made in this session, describes it."""
         if self._file is None:
             return

@@ -74,13 +74,8 @@ class FileSession:
 
     def write(self, batch: Batch) -> Ack:
         """Append the batch, durable when it returns. Raises Retryable or Parked, with the file as before."""
-        before = self._rows.memo()
-        with disk("write", self._rows.path):
-            try:
-                refused = self._apply(batch)
-            except BaseException:
-                self._rows.undo(before)
-                raise
+        with self._rows.whole_or_not():
+            refused = self._apply(batch)
         return Ack(len(batch.operations), self.flush(), refused)
 
     def heartbeat(self, now: float) -> None:

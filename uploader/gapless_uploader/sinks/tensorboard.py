@@ -104,13 +104,12 @@ class TensorboardSession:
 
     def write(self, batch: Batch) -> Ack:
         """Append the batch, durable when it returns. Raises Retryable or Parked, with the file as before."""
-        before, highest, last = self._rows.memo(), self._highest, None if self._last is None else dict(self._last)
-        with disk("write", self._rows.path):
+        highest, last = self._highest, None if self._last is None else dict(self._last)
+        with self._rows.whole_or_not():
             try:
                 refused = self._apply(batch)
             except BaseException:
                 self._highest, self._last, self._below, self._reached = highest, last, [], highest
-                self._rows.undo(before)
                 raise
         return Ack(len(batch.operations), self.flush(), refused)
 
