@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -123,6 +124,15 @@ def gapless_status(tmp_path: Path) -> str:
     return done.output
 
 
+def has_child(pid: int) -> bool:
+    """Whether one of the process's threads has started a process that is there."""
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            if children.read_text():
+                return True
+    return False
+
+
 @pytest.mark.parametrize("after_s", [0.0, 0.3, 1.0])
 def test_an_uploader_that_is_killed_leaves_no_folder_behind(
     tmp_path: Path, finished: Attempt, server: WandbServer, monkeypatch: pytest.MonkeyPatch, after_s: float
@@ -133,7 +143,7 @@ def test_an_uploader_that_is_killed_leaves_no_folder_behind(
     command = [sys.executable, "-m", "gapless_uploader", "watch", str(tmp_path / "spool"), "--to", "wandb"]
     with subprocess.Popen([*command, "--state", str(tmp_path / "state")], stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60.0
-        while not list(temporary.iterdir()):
+        while not has_child(process.pid):
             assert time.monotonic() < deadline, "no child was started"
             time.sleep(0.01)
         time.sleep(after_s)
