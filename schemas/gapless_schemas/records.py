@@ -94,7 +94,7 @@ class Record(NamedTuple):
     skip_sinks: Sequence[str] = ()
     """Kinds of tracker that the record is not for."""
     line: bytes = b""
-    """The whole line, with its newline; empty where it has a field that few lines have."""
+    """The whole line, with its newline; empty without a step or with a field that few lines have."""
 
 
 def seal(body: bytes) -> bytes:

@@ -245,11 +245,7 @@ def doctor(root: Path | None, as_json: bool, **flags: Any) -> None:
     from gapless_uploader.events import printable
 
     config = _config(flags)
-    try:
-        made = config.make_sinks() if config.to else []
-    except Misconfigured as error:
-        raise click.UsageError(str(error)) from None
-    found = list(examine(root, config.state, made))
+    found = list(examine(root, config.state, _sinks(config) if config.to else []))
     if as_json:
         click.echo(orjson.dumps([asdict(one) for one in found], option=orjson.OPT_INDENT_2).decode())
     else:

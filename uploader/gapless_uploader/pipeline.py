@@ -369,9 +369,9 @@ class Pipeline:
         self._done += len(done)
         self._pending = self._pending[len(done) :]
         self._note_refused(refused, outcome)
-        rows = [operation.step for operation in done if type(operation) is Row or type(operation) is Amend]
-        outcome.rows += len(rows)
-        self._acked_top = max(self._acked_top, max((step for step in rows if step is not None), default=-1))
+        steps = [_step_of(operation) for operation in done if type(operation) is Row or type(operation) is Amend]
+        outcome.rows += len(steps)
+        self._acked_top = max(self._acked_top, *steps, -1)
         for operation in done:
             if type(operation) is State:
                 outcome.new_state = self._state = operation.state
