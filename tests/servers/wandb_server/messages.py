@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from tests.servers.wandb_server.graphql import Document
 
 
@@ -36,7 +38,10 @@ class Request:
     """The parsed body of a file_stream request, until it is answered."""
 
     def json(self) -> Any:
-        return json.loads(self.body)
+        try:
+            return orjson.loads(self.body)
+        except orjson.JSONDecodeError:  # Python's own takes NaN, and says what is wrong
+            return json.loads(self.body)
 
 
 @dataclass

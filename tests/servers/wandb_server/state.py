@@ -264,17 +264,20 @@ class StepIndex:
                 self._sorted = None
         self.num_lines = count
         if self._sorted is None:
-            self._sorted = sorted(self._entries.values(), key=lambda entry: entry[:2])
+            self._sorted = sorted(self._entries.values())  # no two entries are of one line
         return self._sorted
 
 
-_STEP = re.compile(r'"_step": ?(-?\d+)[,}]')
+_STEP = '"_step":'
+_NUMBER = re.compile(r" ?(-?\d+)[,}]")
 
 
 def _step(text: str, default: int) -> Any:
     """The row's `_step`. A flat row is not parsed for it: a hundred thousand rows are asked for often."""
-    if text.count("{") == 1 and len(found := _STEP.findall(text)) == 1:
-        return int(found[0])
+    if text.find("{", 1) < 0 and text.count(_STEP) == 1:
+        found = _NUMBER.match(text, text.find(_STEP) + len(_STEP))
+        if found:
+            return int(found[1])
     return json.loads(text).get("_step", default)
 
 
