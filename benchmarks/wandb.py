@@ -43,9 +43,10 @@ TARGETS = {100_000: {10: 5.0, 100: 3.0}, 10_000: {10: 1.5, 100: 1.5}}
 OURS = """
 import json, resource, sys
 from pathlib import Path
-from gapless_uploader.cli import main
+from gapless_uploader.command import main
+sys.argv = ["gapless", "replay", sys.argv[1], "--to", "wandb", "--state", sys.argv[2]]
 try:
-    main(["replay", sys.argv[1], "--to", "wandb", "--state", sys.argv[2]])
+    main()
 except SystemExit as end:
     code = end.code
 used = resource.getrusage(resource.RUSAGE_SELF)

@@ -1,5 +1,5 @@
-"""`python -m gapless_uploader` is `gapless`."""
+"""`python -m gapless_uploader` is the `gapless` command."""
 
-from gapless_uploader.cli import main
+from gapless_uploader.command import main
 
-main(prog_name="gapless")
+main()

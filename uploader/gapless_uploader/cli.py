@@ -219,7 +219,7 @@ def sinks(as_json: bool) -> None:
 
     found = list(list_sinks())
     if as_json:
-        click.echo(orjson.dumps([asdict(one) for one in found], option=orjson.OPT_INDENT_2).decode())
+        click.echo(orjson.dumps([one._asdict() for one in found], option=orjson.OPT_INDENT_2).decode())
         return
     table = Table("sink", "ready", "each row once by", box=None)
     for one in found:

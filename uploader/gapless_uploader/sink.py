@@ -13,41 +13,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from gapless_uploader.failures import Misconfigured, Parked, Rejected, Retryable
 from gapless_uploader.operations import Operation, Value
+
+__all__ = [
+    "Ack",
+    "Batch",
+    "Capabilities",
+    "Memo",
+    "Misconfigured",
+    "Parked",
+    "Place",
+    "Refusal",
+    "Rejected",
+    "Resume",
+    "Retryable",
+    "RunView",
+    "Session",
+    "Sink",
+    "prepared",
+]
 
 Memo = dict[str, Any]
 """A session's own checkpoint: small, JSON, kept with the position and given back to `open`."""
-
-
-class Retryable(Exception):
-    """The tracker cannot be reached or asks to wait; the same batch comes again. `after_s` is its own wish."""
-
-    def __init__(self, reason: str, after_s: float | None = None) -> None:
-        super().__init__(reason)
-        self.after_s = after_s
-
-
-class Rejected(Exception):
-    """The tracker will never take this batch as it is. `too_large` asks for a smaller one."""
-
-    def __init__(self, reason: str, too_large: bool = False) -> None:
-        super().__init__(reason)
-        self.too_large = too_large
-
-
-class Parked(Exception):
-    """This run cannot go on here until somebody acts; the text ends with the way out.
-
-    `whole_sink` parks every run of the sink (wrong credentials).
-    """
-
-    def __init__(self, reason: str, whole_sink: bool = False) -> None:
-        super().__init__(reason)
-        self.whole_sink = whole_sink
-
-
-class Misconfigured(Exception):
-    """The sink's options or its installation are wrong; the text ends with the way out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +72,8 @@ class Capabilities:
     """Takes more or changed keys of a step that was sent."""
     late_steps: bool = True
     """Takes a step below the highest one sent."""
+    takes_json: bool = False
+    """Sends rows of plain numbers as the text that the spool has of them, and seldom asks for their values."""
     rewind: bool = False
     """Takes back rows that were sent."""
     unstepped: bool = False

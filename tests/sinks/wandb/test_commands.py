@@ -55,7 +55,8 @@ def test_a_second_replay_sends_nothing(tmp_path: Path, finished: Attempt, server
     assert len(server.run("grpo", "r-1").lines) == 200
 
 
-def test_new_id_uploads_under_another_id(tmp_path: Path, finished: Attempt, server: WandbServer) -> None:
+@pytest.mark.parametrize("name", ["r-1", "grpo/r-1"])
+def test_new_id_uploads_under_another_id(tmp_path: Path, finished: Attempt, server: WandbServer, name: str) -> None:
     """--new-id RUN=ID leaves what is at W&B alone and uploads beside it."""
     gapless(tmp_path, "replay", "--to", "wandb")
     run = server.run("grpo", "r-1")
@@ -63,7 +64,7 @@ def test_new_id_uploads_under_another_id(tmp_path: Path, finished: Attempt, serv
     attempt = Attempt(tmp_path / "spool", 2)
     attempt.add_rows([(200, {"loss": 1.0})])
     attempt.add("finish", {"state": "finished", "exit_code": 0})
-    done = gapless(tmp_path, "replay", "--to", "wandb", "--new-id", "r-1=r-1b")
+    done = gapless(tmp_path, "replay", "--to", "wandb", "--new-id", f"{name}=r-1b")
 
     assert done.exit_code == 0, done.output
     assert len(server.run("grpo", "r-1b").rows) == 201
@@ -133,11 +134,13 @@ def has_child(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(("mode", "after_s"), [("online", 0.0), ("online", 0.3), ("online", 1.0), ("offline", 2.0)])
 def test_an_uploader_that_is_killed_leaves_no_folder_behind(
-    tmp_path: Path, finished: Attempt, server: WandbServer, monkeypatch: pytest.MonkeyPatch, after_s: float
+    tmp_path: Path, finished: Attempt, server: WandbServer, monkeypatch: pytest.MonkeyPatch, mode: str, after_s: float
 ) -> None:
     """The child that holds the package removes its own folder, and with it what the package left there."""
+    monkeypatch.setenv("WANDB_MODE", mode)
+    monkeypatch.chdir(tmp_path)
     temporary = Path(tempfile.mkdtemp(prefix="g-", dir="/tmp"))  # a short name, for the sockets of the package
     monkeypatch.setenv("TMPDIR", str(temporary))
     command = [sys.executable, "-m", "gapless_uploader", "watch", str(tmp_path / "spool"), "--to", "wandb"]

@@ -6,15 +6,16 @@ Others bring theirs by the entry point group `gapless.sinks`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gapless_uploader.sink import Misconfigured, Sink
+from gapless_uploader.failures import Misconfigured
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from gapless_uploader.sink import Sink
 
 SINKS = {
     "clearml": "gapless_uploader.sinks.clearml:ClearmlSink",
@@ -31,6 +32,9 @@ SINKS = {
     "trackio": "gapless_uploader.sinks.trackio:TrackioSink",
     "vemlp_wandb": "gapless_uploader.sinks.vemlp_wandb:VemlpWandbSink",
 }
+
+HEAD_STARTS = {"wandb": "gapless_uploader.sinks._wandb_reader:head_start"}
+"""Kind -> `module:function` that begins what takes long; it is called before anything else is imported."""
 
 
 def known_sinks() -> dict[str, str]:
@@ -75,8 +79,7 @@ def _check_options(kind: str, made: Any, options: dict[str, Any]) -> None:
             raise Misconfigured(f"sink {kind!r} has no option {option!r}; there are: {listed}")
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(NamedTuple):
     """One kind of sink as `gapless sinks` shows it."""
 
     kind: str

@@ -68,6 +68,8 @@ def load() -> None:
     """
     gc.disable()
     sys.modules["numpy"] = None  # type: ignore[assignment]
+    with suppress(Exception):
+        leave_sources_alone()
     try:
         import wandb
 
@@ -80,6 +82,13 @@ def load() -> None:
         raise
     finally:
         gc.enable()
+
+
+def leave_sources_alone() -> None:
+    """The package's models look up in their source files what each field is for, which nobody reads here: a sixth of
+    the second. This is pydantic's own affair and may move; then the files are read."""
+    models: Any = import_module("pydantic._internal._fields")
+    models.extract_docstrings_from_cls = lambda *_, **__: {}
 
 
 def start_service() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import subprocess
@@ -13,7 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
-from gapless_uploader.sink import Retryable
+from gapless_uploader.failures import Retryable
+
+# json is imported with the first question: the child starts sooner.
 
 ANSWER_S = 60.0
 _MAX_FOLDER = 48
@@ -43,12 +44,16 @@ class ChildProcess:
 
     def tell(self, message: dict[str, Any]) -> None:
         """Say what has no answer. Raises OSError and ValueError when it is gone."""
+        import json
+
         stdin = cast(IO[bytes], self._process.stdin)
         stdin.write(json.dumps(message, default=str).encode() + b"\n")
         stdin.flush()
 
     def ask(self, question: dict[str, Any], within_s: float = ANSWER_S) -> dict[str, Any]:
         """The answer. Raises Retryable when there is none in time, or when it is an error."""
+        import json
+
         line = b""
         with suppress(OSError, ValueError):
             self.tell(question)

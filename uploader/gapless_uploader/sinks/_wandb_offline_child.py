@@ -6,8 +6,11 @@ one, `rows` when they are in the folder's file on disk, which W&B's client write
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -130,7 +133,9 @@ def unframed(data: bytes) -> bytes:
 
 
 def main() -> None:
-    """Serve one run."""
+    """Serve one run until the parent is gone; one that was killed cannot remove our folder, the first argument."""
+    for folder in sys.argv[1:]:  # after what the client does at its end: its service listens in there
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDWR)

@@ -10,11 +10,13 @@ import os
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gapless_uploader.sink import Retryable
+from gapless_uploader.failures import Retryable
 from gapless_uploader.sinks._wandb_child_process import ChildProcess
-from gapless_uploader.sinks._wandb_http import Credentials
+
+if TYPE_CHECKING:
+    from gapless_uploader.sinks._wandb_http import Credentials
 
 _FILE = Path(__file__).with_name("_wandb_child.py")
 
@@ -100,3 +102,10 @@ def _matters(name: str) -> bool:
 
 READER = Reader()
 """Shared by all sinks of this process."""
+
+
+def head_start() -> None:
+    """Begin to load the package for an upload that most likely will be online, and return at once."""
+    if os.environ.get("WANDB_MODE") in (None, "", "online"):
+        with suppress(OSError):
+            READER.start()

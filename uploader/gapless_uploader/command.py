@@ -1,0 +1,32 @@
+"""The `gapless` command as it is started: what takes longest begins first, then the rest is imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main() -> None:
+    """Run the command that the arguments of the process name."""
+    give_head_starts(sys.argv[1:])
+    from gapless_uploader.cli import main as command
+
+    command(prog_name="gapless")
+
+
+def give_head_starts(arguments: Sequence[str]) -> None:
+    """Begin what the sinks of a replay need and what takes long, before the arguments are understood.
+
+    It goes by the looks of them. Where it guesses wrong, nothing is lost but the work of a process that ends with ours,
+    and where it does not see a sink, that one begins a little later. Other commands have time.
+    """
+    if arguments[:1] != ["replay"] or not {"--dry-run", "--help", "-h"}.isdisjoint(arguments):
+        return
+    from gapless_uploader.sinks import HEAD_STARTS
+
+    for kind, place in HEAD_STARTS.items():
+        if any(word.removeprefix("--to=").partition(":")[0] == kind for word in arguments):
+            module, _, name = place.partition(":")
+            from importlib import import_module
+
+            getattr(import_module(module), name)()
