@@ -93,8 +93,6 @@ class Record(NamedTuple):
     data: dict[str, Any]
     skip_sinks: Sequence[str] = ()
     """Kinds of tracker that the record is not for."""
-    line: bytes = b""
-    """The whole line, with its newline; empty without a step or with a field that few lines have."""
 
 
 def seal(body: bytes) -> bytes:
@@ -197,29 +195,14 @@ def decode_lines(lines: Iterable[bytes]) -> list[Record]:
                 raise Damaged("a time that is none")
             skip_sinks: Sequence[str] = ()
             if len(fields) > _NUM_FIELDS or step is None:
-                skip_sinks, line = _apply_options(fields, data), b""
+                skip_sinks = _apply_options(fields, data)
             # As `Record(...)`, likewise.
-            add(_new(Record, (seq, t, mono, kind, step, data, skip_sinks, line)))
+            add(_new(Record, (seq, t, mono, kind, step, data, skip_sinks)))
     except orjson.JSONDecodeError as error:
         raise Damaged(f"no JSON: {error}") from None
     except KeyError as missing:
         raise Damaged(f"no field {missing}") from None
     return records
-
-
-def data_json(record: Record) -> bytes | None:
-    """The JSON of `record.data` as its line has it, where all its values are numbers; None if that is hard to tell.
-
-    Keys stand in it as they are, without an escape, and it has no line break of any kind. A foreign writer's object may
-    name a key twice: as in `data`, the last one counts.
-    """
-    line = record.line
-    start = line.find(b"{", 1)
-    end = line.find(b"}", start) + 1
-    # No object is nested in it, none comes before it, and no field behind it.
-    if end != len(line) - _END_BYTES or line[start - 7 : start] != b'"data":' or b"\\" in line or b"\r" in line:
-        return None
-    return line[start:end]
 
 
 _new: Final = tuple.__new__
@@ -234,7 +217,9 @@ def _apply_options(fields: dict[str, Any], data: dict[str, Any]) -> Sequence[str
             apply_marks(data, fields["marks"])
         except (TypeError, ValueError, LookupError) as error:
             raise Damaged(f"marks that fit no value: {error}") from None
-    skip_sinks = fields.get("skip_sinks", [])
+    if "skip_sinks" not in fields:
+        return ()
+    skip_sinks: list[str] = fields["skip_sinks"]
     if type(skip_sinks) is not list or not all(type(kind) is str for kind in skip_sinks):
         raise Damaged("a field of the wrong type")
     return skip_sinks

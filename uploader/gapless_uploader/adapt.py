@@ -29,7 +29,7 @@ def adapt(
         if type(operation) is Row:
             step = operation.step
             # Nearly every operation is a row at a step above all others. Numbers alone go to every sink.
-            fits = operation.json is not None or taken.issuperset(map(type, operation.values.values()))
+            fits = operation.is_plain or taken.issuperset(map(type, operation.values.values()))
             if fits and step is not None and step > top:
                 sent.append(operation)
                 top = step

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gapless_schemas import Header, Record, decode_header
+from gapless_schemas import Header, decode_header, decode_lines
 from gapless_uploader.intervals import Intervals
+from gapless_uploader.plain_records import AnyRecord
 from gapless_uploader.read_ahead import ReadAhead
-from gapless_uploader.tail import CHUNK_BYTES, Chunk, Damage, SegmentFile, Tail
+from gapless_uploader.tail import CHUNK_BYTES, Chunk, Damage, DecodeLines, SegmentFile, Tail
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class Taken:
     """Records in the order of the spool, and where they came from."""
 
     segment: int
-    records: list[Record]
+    records: list[AnyRecord]
     start: int
     end: int
 
@@ -30,11 +31,18 @@ class Taken:
 class AttemptReader:
     """Reads one attempt from where `cursor` left off."""
 
-    def __init__(self, header: Header, cursor: dict[str, Any] | None = None, grace_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        header: Header,
+        cursor: dict[str, Any] | None = None,
+        grace_s: float = 30.0,
+        decode_lines: DecodeLines = decode_lines,
+    ) -> None:
         self.header = header
         self.seen = Intervals((cursor or {}).get("seen"))
         self.tails = {
-            index: Tail(index, offset, anchor, grace_s) for index, offset, anchor in (cursor or {}).get("open", [])
+            index: Tail(index, offset, anchor, grace_s, decode_lines)
+            for index, offset, anchor in (cursor or {}).get("open", [])
         }
         self.next_segment: int = (cursor or {}).get("next", 0)
         """Segments below are known: open ones are in `tails`, the others are done."""
@@ -43,8 +51,9 @@ class AttemptReader:
         self.torn = 0
         """Segments whose last line was torn and stays so, since they have a successor."""
         self._grace_s = grace_s
+        self._decode_lines = decode_lines
         self._buffer: tuple[Chunk, int, int] | None = None
-        self._ahead = ReadAhead(grace_s)
+        self._ahead = ReadAhead(grace_s, decode_lines)
         self._ends: dict[int, int] = {}
         self._last_segment: int | None = None
         self._wanted: Intervals | None = None
@@ -60,7 +69,7 @@ class AttemptReader:
             "next": self.next_segment,
         }
 
-    def head(self, paths: Mapping[int, Path], now: float) -> Record | None:
+    def head(self, paths: Mapping[int, Path], now: float) -> AnyRecord | None:
         """The next record that `take` would hand out; None when none is there. Raises OSError."""
         if self._buffer is None:
             self._fill(paths, now)
@@ -138,7 +147,7 @@ class AttemptReader:
             if self._last_segment is not None and index >= self._last_segment:
                 break
             if index >= self.next_segment:
-                self.tails[index] = Tail(index, grace_s=self._grace_s)
+                self.tails[index] = Tail(index, grace_s=self._grace_s, decode_lines=self._decode_lines)
                 self.next_segment = index + 1
         for index in sorted(self.tails):
             if index in paths:

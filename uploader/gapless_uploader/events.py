@@ -7,21 +7,19 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
 from typing import TextIO
 
+import msgspec
 import orjson
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """Something that happened, once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Started(Event):
+class Started(Event, frozen=True):
     """The uploader follows these paths for these sinks."""
 
     paths: str
@@ -29,23 +27,20 @@ class Started(Event):
     state: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunFound(Event):
+class RunFound(Event, frozen=True):
     """A run was seen for the first time."""
 
     run: str
 
 
-@dataclass(frozen=True, slots=True)
-class WishUnmet(Event):
+class WishUnmet(Event, frozen=True):
     """A run asks for kinds of sinks that are not here."""
 
     run: str
     sinks: str
 
 
-@dataclass(frozen=True, slots=True)
-class Uploaded(Event):
+class Uploaded(Event, frozen=True):
     """A sink acknowledged rows."""
 
     run: str
@@ -54,8 +49,7 @@ class Uploaded(Event):
     step: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class StateChanged(Event):
+class StateChanged(Event, frozen=True):
     """The run's state, as the tracker now has it."""
 
     run: str
@@ -63,8 +57,7 @@ class StateChanged(Event):
     state: str
 
 
-@dataclass(frozen=True, slots=True)
-class SinkFailed(Event):
+class SinkFailed(Event, frozen=True):
     """A sink could not take a batch; it will be tried again."""
 
     run: str
@@ -73,8 +66,7 @@ class SinkFailed(Event):
     retry_in_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SinkRecovered(Event):
+class SinkRecovered(Event, frozen=True):
     """The first success after failures."""
 
     run: str
@@ -82,8 +74,7 @@ class SinkRecovered(Event):
     failures: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunParked(Event):
+class RunParked(Event, frozen=True):
     """A run cannot go on at a sink until somebody acts."""
 
     run: str
@@ -91,8 +82,7 @@ class RunParked(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallStuck(Event):
+class CallStuck(Event, frozen=True):
     """A call of a sink has not returned; other runs go on, and its answer is taken if it comes."""
 
     run: str
@@ -100,16 +90,14 @@ class CallStuck(Event):
     after_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SinkStuck(Event):
+class SinkStuck(Event, frozen=True):
     """So many calls of a sink have not returned that it gets no more until one does."""
 
     sink: str
     calls: int
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetTooSmall(Event):
+class BudgetTooSmall(Event, frozen=True):
     """The live runs' heartbeats alone need more requests than the sink's `rate` allows."""
 
     sink: str
@@ -117,8 +105,7 @@ class BudgetTooSmall(Event):
     carried: int
 
 
-@dataclass(frozen=True, slots=True)
-class RecordsRefused(Event):
+class RecordsRefused(Event, frozen=True):
     """A sink cannot hold some values; they stay in the spool."""
 
     run: str
@@ -127,8 +114,7 @@ class RecordsRefused(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunChecked(Event):
+class RunChecked(Event, frozen=True):
     """An ended run was compared with what the tracker really holds."""
 
     run: str
@@ -137,8 +123,7 @@ class RunChecked(Event):
     result: str
 
 
-@dataclass(frozen=True, slots=True)
-class DamageFound(Event):
+class DamageFound(Event, frozen=True):
     """Bytes of a segment that are no sound record; they were put into the dead-letter file."""
 
     run: str
@@ -148,52 +133,45 @@ class DamageFound(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SpoolProblem(Event):
+class SpoolProblem(Event, frozen=True):
     """Something in the spool that cannot be read as a segment."""
 
     path: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StateProblem(Event):
+class StateProblem(Event, frozen=True):
     """The uploader's own state was damaged; what is readable of it holds."""
 
     path: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseSlow(Event):
+class LeaseSlow(Event, frozen=True):
     """Why it takes a while to become this spool's only uploader."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class WatchingByScan(Event):
+class WatchingByScan(Event, frozen=True):
     """File events are not to be had here: the scan alone finds new rows."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ServingMetrics(Event):
+class ServingMetrics(Event, frozen=True):
     """Prometheus metrics are to be had here, from this host alone."""
 
     url: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stopping(Event):
+class Stopping(Event, frozen=True):
     """A signal came; what is on its way is finished first."""
 
     signal: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped(Event):
+class Stopped(Event, frozen=True):
     """The end."""
 
     rows: int
@@ -251,7 +229,7 @@ class LineListener:
 
     def _say(self, event: Event, times: int) -> None:
         if self._json:
-            line = orjson.dumps({"event": _name(event), **asdict(event), "times": times}).decode()
+            line = orjson.dumps({"event": _name(event), **msgspec.structs.asdict(event), "times": times}).decode()
         else:
             line = f"{time.strftime('%H:%M:%S')} {describe(event)}" + (f" times={times}" if times > 1 else "")
         # Whoever read the lines may be gone, with the terminal or the pipe; the uploading goes on.
@@ -280,7 +258,7 @@ def printable(text: str) -> str:
 
 def describe(event: Event) -> str:
     """The event on one line: its name, then its fields."""
-    values = {f.name: getattr(event, f.name) for f in fields(event)}
+    values = msgspec.structs.asdict(event)
     told = " ".join(f"{key}={printable(str(value))}" for key, value in values.items() if value is not None)
     return f"{_name(event)} {told}"
 

@@ -13,13 +13,14 @@ Not thread safe.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from operator import attrgetter
+from itertools import groupby
+from operator import attrgetter, lt
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from gapless_schemas import Header, Record, data_json
+from gapless_schemas import Header, Record
 from gapless_uploader.attempt import Taken
 from gapless_uploader.description import KINDS as DESCRIBED
 from gapless_uploader.description import Description
@@ -40,11 +41,10 @@ from gapless_uploader.operations import (
     Value,
 )
 from gapless_uploader.payload import payload_of
+from gapless_uploader.plain_records import AnyRecord, PlainRecord
 from gapless_uploader.sink import RunView
 
 COMPACT_BYTES = 8 << 10
-_EXACT = 1 << 53
-"""Integers below are the same number everywhere."""
 _ATTEMPT_BYTES = 400
 _STEPS_BYTES = 16
 """About what an attempt and one run of its steps take in `compact`."""
@@ -142,18 +142,50 @@ class History:
         attempt = self.attempts[attempt_id]
         attempt.index.note(taken.segment, taken.start, taken.end, taken.records)
         self._rebase(attempt)
-        records = taken.records
+        at = 0
+        for kind, group in groupby(taken.records, type):
+            part = list(group)
+            if kind is Record or not self._feed_plain(attempt, cast(list[PlainRecord], part)):
+                self._feed_each(attempt, [r if isinstance(r, Record) else r.opened() for r in part], taken, at)
+            at += len(part)
+        self._last.fold()
+        if taken.records:
+            last = taken.records[-1]
+            attempt.last_t = max(attempt.last_t, last.t)
+            attempt.mono = max(attempt.mono, max(map(_mono_of, taken.records)))
+            self.view.runtime = self._runtime()
+            self._state()
+
+    def _feed_plain(self, attempt: _Attempt, records: list[PlainRecord]) -> bool:
+        """Turn records of one shape into rows at once, if each is at a step above all before it; whether it is so."""
+        steps = [record.step for record in records]
+        is_known = attempt.first_step is not None
+        if not (is_known and self._top < steps[0] and steps[-1] <= attempt.limit and all(map(lt, steps, steps[1:]))):
+            return False
+        base = attempt.base
+        rows = [Row(r.step, r.t, base + r.mono, None, True, r) for r in records]
+        self.operations += rows
+        self.rows += len(rows)
+        self.last_step = self._top = steps[-1]
+        attempt.steps.add_rising(steps)
+        self._tip = (attempt.header.attempt_id, records[-1].seq, rows[-1])
+        self._last.note_newest(steps[-1], rows[-1].values)
+        return True
+
+    def _feed_each(self, attempt: _Attempt, records: list[Record], taken: Taken, at: int) -> None:
+        """Turn records into operations one by one. They are those from `at` on in `taken`."""
+        paths, attempt_id = self._paths, attempt.header.attempt_id
         limit, base, is_known = attempt.limit, attempt.base, attempt.first_step is not None
         add_step, add_operation, note_newest = attempt.steps.add, self.operations.append, self._last.note_newest
-        for at, record in enumerate(records):
-            seq, t, mono, kind, step, data, skip_sinks, _ = record
+        for place, record in enumerate(records, at):
+            seq, t, mono, kind, step, data, skip_sinks = record
             if kind == "metrics":
                 values = data
                 try:
-                    # The sum says of all values that they are numbers, and none of them NaN or infinite; with the
-                    # largest it says that no integer is beyond what every tool holds.
-                    is_plain = -_EXACT < sum(data.values()) < _EXACT and max(data.values(), default=0) < _EXACT
-                except TypeError:
+                    # The sum says of all values that they are numbers, and none of them NaN or infinite.
+                    total = sum(data.values())
+                    is_plain = total - total == 0
+                except (TypeError, OverflowError):
                     is_plain = False
                 if skip_sinks or (not is_plain and None in data.values()):
                     values, is_plain = self._metrics_of(record), False
@@ -162,28 +194,21 @@ class History:
                     self.rows += 1
                     self.last_step = self._top = step
                     add_step(step)
-                    row = Row(step, t, base + mono, values, data_json(record) if is_plain else None)
+                    row = Row(step, t, base + mono, values, is_plain)
                     add_operation(row)
                     self._tip = (attempt_id, seq, row)
                     note_newest(step, values)
                 else:
-                    self._row(attempt, records, at, values)
+                    self._row(attempt, record, taken.records, place, values)
                     limit, base, is_known = attempt.limit, attempt.base, attempt.first_step is not None
             elif kind in ("table", "text", "media"):
                 folder = paths[attempt_id][taken.segment].parent / "media"
                 found = payload_of(record, folder)
                 if found is not None and self._kind not in record.skip_sinks:
-                    self._row(attempt, records, at, {found[0]: found[1]})
+                    self._row(attempt, record, taken.records, place, {found[0]: found[1]})
             else:
                 self._last.fold()
                 self._meta(attempt, record)
-        self._last.fold()
-        if taken.records:
-            last = taken.records[-1]
-            attempt.last_t = max(attempt.last_t, last.t)
-            attempt.mono = max(attempt.mono, max(map(_mono_of, taken.records)))
-            self.view.runtime = self._runtime()
-            self._state()
 
     def take(self) -> list[Operation]:
         """The operations made since the last call."""
@@ -263,8 +288,10 @@ class History:
 
     # rows
 
-    def _row(self, attempt: _Attempt, records: list[Record], at: int, values: dict[str, Value]) -> None:
-        record = records[at]
+    def _row(
+        self, attempt: _Attempt, record: Record, records: Sequence[AnyRecord], at: int, values: dict[str, Value]
+    ) -> None:
+        """`record` is at `at` in `records`, those that were read with it."""
         self.rows += 1
         step = record.step
         if step is None:
@@ -290,7 +317,7 @@ class History:
             self._new_row(attempt, record, runtime, values)
         else:
             attempt.steps.add(step)
-            self._amend(attempt, records, at, runtime, values)
+            self._amend(attempt, record, records, at, runtime, values)
 
     def _new_row(self, attempt: _Attempt, record: Record, runtime: float, values: dict[str, Value]) -> None:
         step = record.step or 0
@@ -300,9 +327,14 @@ class History:
         self._summarise(step, values)
 
     def _amend(
-        self, attempt: _Attempt, records: list[Record], at: int, runtime: float, values: dict[str, Value]
+        self,
+        attempt: _Attempt,
+        record: Record,
+        records: Sequence[AnyRecord],
+        at: int,
+        runtime: float,
+        values: dict[str, Value],
     ) -> None:
-        record = records[at]
         step = record.step or 0
         tip = self._tip
         if tip is not None and tip[0] == attempt.header.attempt_id and tip[1] < record.seq and tip[2].step == step:
@@ -331,8 +363,6 @@ class History:
             if isinstance(last, Amend):
                 last.changed = tuple(dict.fromkeys((*last.changed, *changed)))
                 last.added = (*(last.added or ()), *added)
-            else:
-                last.json = None
             made: Row | Amend = last
         else:
             made = Amend(step, t, runtime, after, changed, added)

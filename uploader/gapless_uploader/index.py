@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gapless_schemas import Damaged, Record, decode
+from gapless_uploader.plain_records import AnyRecord
 from gapless_uploader.tail import SegmentFile, sound_parts
 
 BLOCK_BYTES = 1 << 20
@@ -26,7 +27,7 @@ class SparseIndex:
     def __init__(self, blocks: list[list[object]] | None = None) -> None:
         self._blocks: list[_Block] = [_Block.from_json(block) for block in blocks or []]
 
-    def note(self, segment: int, start: int, end: int, records: list[Record]) -> None:
+    def note(self, segment: int, start: int, end: int, records: Sequence[AnyRecord]) -> None:
         """`records` were read from `start` to `end`."""
         steps = [record.step for record in records if record.step is not None]
         if not steps:

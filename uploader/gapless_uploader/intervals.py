@@ -136,6 +136,19 @@ class StepSet:
             self._insert(at + 1, [step, step, 1])
             self._insert(at + 2, [below + stride, last, stride])
 
+    def add_rising(self, steps: list[int]) -> None:
+        """Put `steps` in, at least one, which rise and are all above the largest member."""
+        stride = steps[-1] - steps[-2] if len(steps) > 1 else 0
+        self.add(steps[0])
+        if len(steps) > 1:
+            self.add(steps[1])
+            tail = self._runs[-1]
+            if tail[2] == stride and tail[1] == steps[1] and steps[1:] == list(range(steps[1], steps[-1] + 1, stride)):
+                tail[1] = steps[-1]
+                return
+        for step in steps[2:]:
+            self.add(step)
+
     def drop_above(self, limit: int) -> int | None:
         """Take out every step above `limit`; the smallest one taken out."""
         smallest = None

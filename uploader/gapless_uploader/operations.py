@@ -5,20 +5,21 @@ A tracker that applied all of them holds the merged history of the run, whatever
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 
-@dataclass(slots=True)
-class Text:
+from gapless_uploader.plain_records import PlainRecord
+
+
+class Text(msgspec.Struct):
     """A text value of a row."""
 
     text: str
 
 
-@dataclass(slots=True)
-class Table:
+class Table(msgspec.Struct):
     """A table value of a row: the rows logged at this step, never an accumulation."""
 
     columns: list[str]
@@ -26,25 +27,22 @@ class Table:
     log_mode: str | None = None
 
 
-@dataclass(slots=True)
-class MediaItem:
+class MediaItem(msgspec.Struct):
     """One image, video, audio, file or histogram. `path` is inside the run's media folder, None for a histogram."""
 
     path: Path | None
-    info: dict[str, Any] = field(default_factory=dict)
+    info: dict[str, Any] = msgspec.field(default_factory=dict)
     """What belongs to the type: caption, format, width, height, fps, sample_rate, name, edges, counts."""
 
 
-@dataclass(slots=True)
-class Media:
+class Media(msgspec.Struct):
     """A media value of a row. `type` is image, video, audio, file or histogram."""
 
     type: str
     items: list[MediaItem]
 
 
-@dataclass(slots=True)
-class Missing:
+class Missing(msgspec.Struct):
     """A payload that its line refers to and that is not there, or is not what its name says."""
 
     reason: str
@@ -53,8 +51,7 @@ class Missing:
 Value = float | int | bool | str | list[Any] | Text | Table | Media | Missing
 
 
-@dataclass(slots=True)
-class Row:
+class Row(msgspec.Struct, gc=False, eq=False):
     """A step seen first, or a row without a step."""
 
     step: int | None
@@ -62,13 +59,34 @@ class Row:
     """Wall clock of the row's last record, unix seconds."""
     runtime: float
     """Seconds of training up to the row, over all surviving attempts of its writer."""
-    values: dict[str, Value]
-    json: bytes | None = field(default=None, compare=False, repr=False)
-    """`values` as a JSON object, where every value is known to be a finite number: nobody has to look at them again."""
+    given: dict[str, Value] | None = None
+    """The values; None while they are only in `record`."""
+    is_plain: bool = False
+    """Every value is known to be a finite number: nobody has to look at them again."""
+    record: PlainRecord | None = None
+    """Whose values these are, and no others: their text can go on as it stands."""
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """Key -> value; plain ones are decoded when somebody asks."""
+        if self.given is None:
+            self.given = self.record.data if self.record is not None else {}
+        return self.given
+
+    @values.setter
+    def values(self, values: dict[str, Value]) -> None:
+        self.given, self.is_plain, self.record = values, False, None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Row):
+            return NotImplemented
+        mine, others = (self.step, self.t, self.runtime), (other.step, other.t, other.runtime)
+        return mine == others and self.values == other.values
+
+    __hash__ = None  # type: ignore[assignment]
 
 
-@dataclass(slots=True)
-class Amend:
+class Amend(msgspec.Struct):
     """A step seen before. `values` is the whole merged row."""
 
     step: int
@@ -81,15 +99,13 @@ class Amend:
     """Of those, the keys that no operation of this step had before; None when that is not known."""
 
 
-@dataclass(slots=True)
-class Rewind:
+class Rewind(msgspec.Struct):
     """Every row at `step` and above is gone; those that survive follow as rows."""
 
     step: int
 
 
-@dataclass(slots=True)
-class Identity:
+class Identity(msgspec.Struct):
     """What `init` was given: replaces what was known."""
 
     name: str | None
@@ -101,22 +117,19 @@ class Identity:
     sinks: list[str] | None
 
 
-@dataclass(slots=True)
-class Config:
+class Config(msgspec.Struct):
     """The whole config as it is now."""
 
     config: dict[str, Any]
 
 
-@dataclass(slots=True)
-class System:
+class System(msgspec.Struct):
     """The training's environment, as it recorded itself."""
 
     data: dict[str, Any]
 
 
-@dataclass(slots=True)
-class Axis:
+class Axis(msgspec.Struct):
     """`axis` is the x-axis of the keys that `key`, a name or glob, matches; `summary` the rule of their summary."""
 
     key: str
@@ -124,15 +137,13 @@ class Axis:
     summary: str | None
 
 
-@dataclass(slots=True)
-class Summary:
+class Summary(msgspec.Struct):
     """Summary values that the training set itself."""
 
     values: dict[str, Any]
 
 
-@dataclass(slots=True)
-class State:
+class State(msgspec.Struct):
     """The run's state: running, finished, failed or crashed."""
 
     state: str
@@ -141,8 +152,7 @@ class State:
     runtime: float
 
 
-@dataclass(slots=True)
-class Log:
+class Log(msgspec.Struct):
     """Console lines."""
 
     stream: str
@@ -150,8 +160,7 @@ class Log:
     t: float
 
 
-@dataclass(slots=True)
-class Gap:
+class Gap(msgspec.Struct):
     """Rows that the training could not keep."""
 
     rows: int
@@ -159,8 +168,7 @@ class Gap:
     reason: str
 
 
-@dataclass(slots=True)
-class Superseded:
+class Superseded(msgspec.Struct):
     """The run was rewound after its rows were uploaded: its corrected history is in another tracker run."""
 
     by: str

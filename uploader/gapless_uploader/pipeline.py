@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gapless_schemas import decode_lines
 from gapless_uploader.adapt import adapt
 from gapless_uploader.history import History
 from gapless_uploader.operations import Amend, Log, Operation, Row, State, Superseded
+from gapless_uploader.plain_records import PlainDecoder
 from gapless_uploader.position import Position, is_read, meet, seqs_of
 from gapless_uploader.reader import RunReader
 from gapless_uploader.rejoin import cursor_at
@@ -69,6 +71,7 @@ class Pipeline:
         self._failures = 0
         self._parks = 0
         self._slice = sink.capabilities.max_operations
+        self._decode_lines = PlainDecoder().decode_lines if sink.capabilities.takes_json else decode_lines
         self._heartbeat_at = 0.0
         self._active_at = 0.0
         self.not_before = 0.0
@@ -369,10 +372,10 @@ class Pipeline:
         self._done += len(done)
         self._pending = self._pending[len(done) :]
         self._note_refused(refused, outcome)
-        steps = [_step_of(operation) for operation in done if type(operation) is Row or type(operation) is Amend]
-        outcome.rows += len(steps)
-        self._acked_top = max(self._acked_top, *steps, -1)
-        for operation in done:
+        rows = [operation for operation in done if type(operation) is Row or type(operation) is Amend]
+        outcome.rows += len(rows)
+        self._acked_top = max([self._acked_top, *(row.step for row in rows if row.step is not None)])
+        for operation in done if len(rows) < len(done) else ():
             if type(operation) is State:
                 outcome.new_state = self._state = operation.state
                 self._exit_code = operation.exit_code
@@ -466,7 +469,7 @@ class Pipeline:
         """The reader and history at the saved position; after a start they are read up to it, without writing."""
         if self._reader is None or self._history is None:
             cursor, end = self.saved.get("cursor", {}), self.saved.get("end")
-            at = Position(self.key, self.sink.kind, self._options.grace_s)
+            at = Position(self.key, self.sink.kind, self._options.grace_s, self._decode_lines)
             snapshot = self._snapshot() if cursor else None
             if snapshot is not None and snapshot.get("generation") == self._generation:
                 at.restore(snapshot, files)

@@ -15,22 +15,23 @@ from gapless_uploader.reader import Cursor, RunReader
 from gapless_uploader.sink import Retryable, RunView
 from gapless_uploader.spool import RunKey
 from gapless_uploader.steps import Files
+from gapless_uploader.tail import DecodeLines
 
 
 class Position:
     """A run's reader and history on their way to a cursor; at the run's beginning at first."""
 
-    def __init__(self, key: RunKey, kind: str, grace_s: float) -> None:
-        self._key, self._kind, self._grace_s = key, kind, grace_s
+    def __init__(self, key: RunKey, kind: str, grace_s: float, decode_lines: DecodeLines) -> None:
+        self._key, self._kind, self._grace_s, self._decode_lines = key, kind, grace_s, decode_lines
         self._begin()
 
     def _begin(self) -> None:
         self.history = History(RunView(self._key[0], self._key[1], 0.0, ""), self._kind)
-        self.reader = RunReader(grace_s=self._grace_s)
+        self.reader = RunReader(None, self._grace_s, self._decode_lines)
 
     def restore(self, snapshot: dict[str, Any], files: Files) -> None:
         """Stand where the snapshot was made; one that does not fit is left alone."""
-        self.reader = RunReader(snapshot["cursor"], self._grace_s)
+        self.reader = RunReader(snapshot["cursor"], self._grace_s, self._decode_lines)
         self.reader.meet({name: header for name, header in files.headers.items() if name in snapshot["cursor"]})
         try:
             self.history.restore(snapshot["history"], files.headers, self.reader.seen())
@@ -81,7 +82,7 @@ class Position:
 
     def _stand_at(self, cursor: Cursor, files: Files) -> None:
         """A reader at exactly `cursor`, whose seqs the history shares."""
-        self.reader = RunReader(cursor, self._grace_s)
+        self.reader = RunReader(cursor, self._grace_s, self._decode_lines)
         self.reader.meet({name: header for name, header in files.headers.items() if name in cursor})
         for name, attempt in self.history.attempts.items():
             if name in self.reader.attempts:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
-from gapless_uploader.tail import CHUNK_BYTES, Chunk, SegmentFile, Tail
+from gapless_uploader.tail import CHUNK_BYTES, Chunk, DecodeLines, SegmentFile, Tail
 
 
 class ReadAhead:
     """The chunks of one attempt that follow on what was taken."""
 
-    def __init__(self, grace_s: float) -> None:
+    def __init__(self, grace_s: float, decode_lines: DecodeLines) -> None:
         self._grace_s = grace_s
+        self._decode_lines = decode_lines
         self._chunks: deque[tuple[Tail, Chunk]] = deque()
         """Each with a tail that stands where the chunk begins."""
 
@@ -24,10 +25,10 @@ class ReadAhead:
         """Read on from `tail`, which is left as it is, about `max_bytes`. Raises OSError and ValueError."""
         if self._chunks:
             return
-        ahead = _copy(tail, self._grace_s)
+        ahead = self._copy(tail)
         with SegmentFile(path) as file:
             while ahead.offset - tail.offset < max_bytes:
-                begin = _copy(ahead, self._grace_s)
+                begin = self._copy(ahead)
                 chunk = ahead.read(file, now, CHUNK_BYTES)
                 if ahead.resets or chunk.at_end or chunk.damage or not chunk.records:
                     return
@@ -48,6 +49,5 @@ class ReadAhead:
         """Forget everything."""
         self._chunks.clear()
 
-
-def _copy(tail: Tail, grace_s: float) -> Tail:
-    return Tail(tail.segment, tail.offset, tail.anchor, grace_s)
+    def _copy(self, tail: Tail) -> Tail:
+        return Tail(tail.segment, tail.offset, tail.anchor, self._grace_s, self._decode_lines)

@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gapless_schemas import Header
+from gapless_schemas import Header, decode_lines
 from gapless_uploader.attempt import AttemptReader, Taken
 from gapless_uploader.intervals import Intervals
 from gapless_uploader.merge import attempt_order, writer_order
-from gapless_uploader.tail import Damage
+from gapless_uploader.tail import Damage, DecodeLines
 
 Paths = Mapping[str, Mapping[int, Path]]
 Sizes = Mapping[str, Mapping[int, int]]
@@ -25,17 +25,20 @@ Cursor = dict[str, Any]
 class RunReader:
     """Reads the attempts of one run from where `cursor` left off."""
 
-    def __init__(self, cursor: Cursor | None = None, grace_s: float = 30.0) -> None:
+    def __init__(
+        self, cursor: Cursor | None = None, grace_s: float = 30.0, decode_lines: DecodeLines = decode_lines
+    ) -> None:
         self.attempts: dict[str, AttemptReader] = {}
         self._cursor = dict(cursor or {})
         self._grace_s = grace_s
+        self._decode_lines = decode_lines
 
     def meet(self, headers: Mapping[str, Header]) -> list[Header]:
         """Take up attempts not known yet; which they were."""
         new = [header for attempt_id, header in headers.items() if attempt_id not in self.attempts]
         for header in new:
             cursor = self._cursor.get(header.attempt_id)
-            self.attempts[header.attempt_id] = AttemptReader(header, cursor, self._grace_s)
+            self.attempts[header.attempt_id] = AttemptReader(header, cursor, self._grace_s, self._decode_lines)
         return new
 
     def cursor(self) -> Cursor:

@@ -31,7 +31,6 @@ class MergedRun:
     def apply(self, operation: Operation) -> None:
         """What the operation does to the rows."""
         if isinstance(operation, Row):
-            operation.json = None  # nobody here reads it
             if operation.step is None:
                 self.unstepped.append(operation)
             else:

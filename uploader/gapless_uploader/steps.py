@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from gapless_schemas import Header
 from gapless_uploader.operations import Operation
@@ -13,8 +14,7 @@ from gapless_uploader.sink import Refusal
 from gapless_uploader.tail import Damage
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
+class Files(msgspec.Struct, frozen=True):
     """What the scan saw of a run; nothing of it changes any more."""
 
     headers: Mapping[str, Header]
@@ -24,8 +24,7 @@ class Files:
     """Nobody writes the run's newest attempt any more."""
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(msgspec.Struct):
     """What one step did."""
 
     progress: dict[str, Any] | None = None
@@ -41,20 +40,19 @@ class Outcome:
     parked_sink: bool = False
     recovered_after: int = 0
     new_state: str | None = None
-    damage: list[tuple[str, Damage]] = field(default_factory=list)
-    refused: list[Refusal] = field(default_factory=list)
+    damage: list[tuple[str, Damage]] = msgspec.field(default_factory=list)
+    refused: list[Refusal] = msgspec.field(default_factory=list)
     crashed: str | None = None
     """What the sink raised though no sink may: the pipeline is of no use any more."""
     num_bytes: int = 0
     """Of spool that was read, for the sink's budget."""
-    dead: list[tuple[Operation, str]] = field(default_factory=list)
+    dead: list[tuple[Operation, str]] = msgspec.field(default_factory=list)
     """Operations that the tracker rejected for good."""
     check: dict[str, Any] | None = None
     """What a sink found when it compared an ended run with the tracker: `ok`, and `text` for a person."""
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineOptions:
+class PipelineOptions(msgspec.Struct, frozen=True):
     """How a pipeline behaves; the same for all runs of a sink."""
 
     on_rewind: str = "new-run"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import accumulate
@@ -33,7 +33,10 @@ from gapless_schemas import (
     decode_header,
     decode_lines,
 )
+from gapless_uploader.plain_records import AnyRecord
 
+DecodeLines = Callable[[Sequence[bytes]], Sequence[AnyRecord]]
+"""Whole lines, each with its newline, to records. Raises `Damaged` if one of them is no sound record."""
 CHUNK_BYTES = 256 << 10
 ANCHOR_BYTES = 256
 """How many bytes before an offset are remembered by their checksum."""
@@ -95,7 +98,7 @@ class Damage:
 class Chunk:
     """What one reading found. `ends[i]` is the offset after `records[i]`'s line."""
 
-    records: list[Record] = field(default_factory=list)
+    records: list[AnyRecord] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
     end: int = 0
@@ -107,7 +110,14 @@ class Chunk:
 class Tail:
     """One segment from `offset` on. Not thread safe."""
 
-    def __init__(self, segment: int, offset: int = 0, anchor: str | None = None, grace_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        segment: int,
+        offset: int = 0,
+        anchor: str | None = None,
+        grace_s: float = 30.0,
+        decode_lines: DecodeLines = decode_lines,
+    ) -> None:
         self.segment = segment
         self.offset = offset
         """The offset up to which records were consumed."""
@@ -117,6 +127,7 @@ class Tail:
         self.resets = 0
         """How often the bytes before the offset had changed, and reading began again at 0."""
         self._grace_s = grace_s
+        self._decode_lines = decode_lines
         self._nul: tuple[int, float] | None = None
         """Offset of the line that shows NUL bytes, and since when."""
         self._settled_size = 0
@@ -164,7 +175,7 @@ class Tail:
                 return
             chunk.end = len(lines.pop(0))
         try:
-            records = decode_lines(lines)
+            records = self._decode_lines(lines)
         except Damaged:
             self._decode_each(lines, chunk, now)
             return

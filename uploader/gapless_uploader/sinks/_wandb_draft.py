@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from gapless_uploader.operations import (
@@ -28,7 +29,18 @@ from gapless_uploader.operations import (
 )
 from gapless_uploader.sink import Parked, Refusal, Retryable, RunView
 from gapless_uploader.sinks._wandb_axes import LATE_AXIS, Rules, fold
-from gapless_uploader.sinks._wandb_lines import TooBig, careful_body, line, plain, quick_body, split, tracker_key
+from gapless_uploader.sinks._wandb_lines import (
+    HEAD_BYTES,
+    KEPT_BY_WANDB,
+    TooBig,
+    careful_body,
+    line,
+    plain,
+    plain_lines,
+    quick_body,
+    split,
+    tracker_key,
+)
 from gapless_uploader.sinks._wandb_media import Encoded, MediaEncoder
 from gapless_uploader.sinks._wandb_progress import Progress
 
@@ -79,44 +91,52 @@ class Draft:
         """Take operations until a limit is reached, one at least. Raises Parked and OSError."""
         self._rules = Rules(self.run.axes)
         is_plain = not self._rules.any and self.progress.late != "axis"
-        lines, progress, top = self.lines, self.progress, self.progress.top
-        newest: Row | None = None
-        size = 0
-        for operation in operations:
-            if self.done and (size > max_bytes or len(lines) >= max_rows):
-                break
-            self.done += 1
-            if type(operation) is Row:
-                step = operation.step
-                # Most rows are numbers at a step above all others; they need nothing but their line.
-                if is_plain and step is not None and step > top:
-                    body = quick_body(operation.values, operation.json)
-                    if body is not None and len(body) <= self.max_row_bytes:
-                        text = line(step, operation.t, operation.runtime, body)
-                        lines.append(text)
-                        size += len(text)
-                        top, newest = step, operation
-                        continue
-                self._note(newest, top)
-                newest = None
-                self._row(operation)
-            elif type(operation) is Amend:
-                self._note(newest, top)
-                newest = None
-                self._row(operation)
+        lines, progress = self.lines, self.progress
+        size, at = 0, 0
+        while at < len(operations) and not (self.done and (size > max_bytes or len(lines) >= max_rows)):
+            operation = operations[at]
+            kind = type(operation)
+            if is_plain and kind is Row and operation.record is not None:  # type: ignore[union-attr]
+                rows, num_bytes = self._plain_from(operations, at, max_rows - len(lines), max_bytes - size)
+                if rows:
+                    lines += plain_lines(rows)
+                    progress.top = rows[-1].step or 0
+                    progress.last = [progress.top, rows[-1].t, rows[-1].runtime]
+                    self.done += len(rows)
+                    at, size = at + len(rows), size + num_bytes
+                    continue
+            if kind is Row or kind is Amend:
+                self._row(operation)  # type: ignore[arg-type]
+                size += len(lines[-1]) if lines else 0
             else:
                 self._other(operation)
-                continue
-            top = progress.top
-            size += len(lines[-1]) if lines else 0
-        self._note(newest, top)
+            self.done += 1
+            at += 1
         progress.lines = self.first_line + len(lines)
 
-    def _note(self, newest: Row | None, top: int) -> None:
-        """Rows up to `newest`, at step `top`, have their lines."""
-        if newest is not None:
-            self.progress.top = top
-            self.progress.last = [top, newest.t, newest.runtime]
+    def _plain_from(
+        self, operations: Sequence[Operation], at: int, max_rows: int, max_bytes: int
+    ) -> tuple[list[Row], int]:
+        """The rows from `at` on that need nothing but their line: numbers, each at a step above all others; one at
+        least where there is one, and no more than a request has room for. With about how many bytes they have."""
+        rows: list[Row] = []
+        add, top, size = rows.append, self.progress.top, 0
+        shape = None
+        for operation in islice(operations, at, at + max(max_rows, 1)):
+            if type(operation) is not Row or operation.record is None or operation.record.step <= top:
+                break
+            record = operation.record
+            if record.shape is not shape:
+                shape = record.shape
+                if not KEPT_BY_WANDB.isdisjoint(shape.keys) or any(key[:1] == "~" for key in shape.keys):
+                    break
+            num_bytes = len(record.members)
+            if num_bytes > self.max_row_bytes or (rows and size > max_bytes):
+                break
+            add(operation)
+            size += num_bytes + HEAD_BYTES
+            top = record.step
+        return rows, size
 
     def _row(self, row: Row | Amend) -> None:
         progress, step = self.progress, row.step

@@ -7,15 +7,17 @@ literals, as W&B's own client writes them. Most rows are numbers and cost one ca
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orjson import OPT_PASSTHROUGH_DATACLASS, OPT_STRICT_INTEGER, dumps
 
-from gapless_uploader.operations import Value
+from gapless_uploader.operations import Row, Value
 
 KEPT_BY_WANDB = frozenset(["", "_step", "_timestamp", "_runtime", "_wandb", "_gapless"])
 """Keys that W&B drops, overwrites or reads as its own."""
+HEAD_BYTES = 64
+"""About what a line has before the values."""
 _INT64 = 1 << 63
 _OPTIONS = OPT_PASSTHROUGH_DATACLASS | OPT_STRICT_INTEGER
 
@@ -37,22 +39,16 @@ def spool_key(key: str) -> str:
     return key[1:] if key[:1] == "~" and key.lstrip("~") in KEPT_BY_WANDB else key
 
 
-def quick_body(values: Mapping[str, Value], known: bytes | None = None) -> str | None:
-    """The values as a JSON object, if they are plain and finite and every key keeps its name; else None.
-
-    `known`: the object, if it is known already.
-    """
-    if known is None:
-        try:
-            known = dumps(values, option=_OPTIONS)
-        except TypeError:
-            return None
-        if b"null" in known:  # it may stand for NaN
-            return None
-    # A tilde may begin a key that W&B keeps.
-    if b"~" in known or not values.keys().isdisjoint(KEPT_BY_WANDB):
+def quick_body(values: Mapping[str, Value]) -> str | None:
+    """The values as a JSON object, if they are plain and finite and every key keeps its name; else None."""
+    try:
+        text = dumps(values, option=_OPTIONS)
+    except TypeError:
         return None
-    return known.decode()
+    # A null may stand for NaN, a tilde may begin a key that W&B keeps.
+    if b"null" in text or b"~" in text or not values.keys().isdisjoint(KEPT_BY_WANDB):
+        return None
+    return text.decode()
 
 
 def careful_body(values: Mapping[str, Any]) -> str:
@@ -86,6 +82,16 @@ def line(step: int, t: float, runtime: float, body: str) -> str:
     """The history line of a row whose values are the JSON object `body`."""
     head = dumps({"_step": step, "_timestamp": t, "_runtime": runtime})[:-1].decode()
     return f"{head}}}" if body == "{}" else f"{head},{body[1:]}"
+
+
+def plain_lines(rows: Sequence[Row]) -> list[str]:
+    """The history lines of rows whose values are still in their records."""
+    times = dumps([row.t for row in rows])[1:-1].decode().split(",")
+    runtimes = dumps([row.runtime for row in rows])[1:-1].decode().split(",")
+    return [
+        f'{{"_step":{row.step},"_timestamp":{t},"_runtime":{runtime},{row.record.members.decode()}}}'  # type: ignore[union-attr]
+        for row, t, runtime in zip(rows, times, runtimes, strict=True)
+    ]
 
 
 def split(values: Mapping[str, Any], max_bytes: int) -> list[str]:

@@ -21,6 +21,7 @@ import orjson
 
 from gapless_schemas import path_name
 from gapless_uploader.operations import Amend, Log, Media, Missing, Rewind, Row, Table, Text, Value
+from gapless_uploader.plain_records import PlainRecord
 from gapless_uploader.sink import Ack, Batch, Capabilities, Memo, Parked, Refusal, RunView
 from gapless_uploader.sinks._disk import check_folder, disk, folder_target, regular_file, replace_durably
 from gapless_uploader.sinks._naming import project_part, run_part
@@ -41,6 +42,7 @@ class FileSink:
         media=True,
         end_state=True,
         read_back=True,
+        takes_json=True,
     )
 
     def __init__(self, target: str = "") -> None:
@@ -95,8 +97,8 @@ class FileSession:
         described = False
         for operation in batch.operations:
             match operation:
-                case Row(step=int() as step, t=t, json=bytes() as json):
-                    lines.append(b'{"step":%d,"data":%b,"t":%b}\n' % (step, json, orjson.dumps(t)))
+                case Row(step=int() as step, t=t, record=PlainRecord(members=members)):
+                    lines.append(b'{"step":%d,"data":{%b},"t":%b}\n' % (step, members, orjson.dumps(t)))
                 case Row(step=step, t=t, values=values):
                     lines.append(self._line(step, t, values, refused))
                 case Amend(step=step, t=t, values=values, changed=changed):

@@ -99,6 +99,7 @@ class WandbSink:
             begins_with_memo=True,
             # Rows of many metrics take ten times as much in memory, twice: a batch and the next one, read ahead.
             max_bytes=2 << 20,
+            takes_json=mode in (None, "online"),
         )
 
     @property
@@ -169,6 +170,7 @@ class WandbSink:
     def place(self, run: RunView) -> RunPlace:
         """Where the run is at W&B; the entity is empty where W&B knows it."""
         own = self._new_id.get(run.run_id, run.run_id)
+        own = self._new_id.get(f"{run.project}/{run.run_id}", own)
         tracker_id = replace(run, run_id=own).tracker_id
         return RunPlace(
             self._entity or run.entity or "",
