@@ -320,6 +320,21 @@ def test_a_random_life_of_a_spool_ends_as_the_model_says() -> None:
     assert plain_records.shape_of.cache_info().hits > before + 40
 
 
+def test_an_attempt_that_is_out_of_sight_after_a_kill_supersedes_as_before() -> None:
+    """Nothing but its header had been read; a row that it supersedes must not slip out before it is seen again."""
+    life = SpoolLife()
+    life.begin()
+    life.new_attempt("main", 3)
+    life.a_file_is_seen_too_short(318)
+    life.an_older_attempt_goes_on(which=0, steps=[4], key="b", late=False)
+    life.run_goes_away()
+    life.kill_the_uploader()
+    life.run_comes_back()
+    life.a_file_is_seen_too_short(44)
+    life.kill_between_yes_and_commit()
+    life.teardown()
+
+
 @pytest.mark.torture
 def test_five_thousand_random_lives_of_a_spool_end_as_the_model_says() -> None:
     """No row lost, none doubled, none wrong."""

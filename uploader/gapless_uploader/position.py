@@ -46,12 +46,12 @@ class Position:
         self._read(cursor, files, now, keeps=False)
         self.history.operations.clear()
         missing = _missing(self.reader, cursor)
-        if missing:
-            if attempts is None:
-                raise Retryable(
-                    f"{len(missing)} attempts that were uploaded before cannot be read again: files are gone"
-                )
-            self.history.adopt(attempts, missing)
+        if missing and attempts is None:
+            raise Retryable(f"{len(missing)} attempts that were uploaded before cannot be read again: files are gone")
+        # One of which nothing was read yet may supersede others all the same.
+        unread = {name: Intervals() for name in cursor if name not in self.reader.attempts}
+        if attempts is not None and (missing or unread):
+            self.history.adopt(attempts, {**unread, **missing})
         self._stand_at(cursor, files)
 
     def read_on(self, end: Cursor, files: Files, now: float) -> None:
