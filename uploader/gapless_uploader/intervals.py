@@ -138,15 +138,16 @@ class StepSet:
 
     def add_rising(self, steps: list[int]) -> None:
         """Put `steps` in, at least one, which rise and are all above the largest member."""
-        stride = steps[-1] - steps[-2] if len(steps) > 1 else 0
-        self.add(steps[0])
-        if len(steps) > 1:
-            self.add(steps[1])
+        rest = steps[2:]
+        for step in steps[:2]:
+            self.add(step)
+        if rest:
             tail = self._runs[-1]
-            if tail[2] == stride and tail[1] == steps[1] and steps[1:] == list(range(steps[1], steps[-1] + 1, stride)):
-                tail[1] = steps[-1]
+            even = range(tail[1] + tail[2], rest[-1] + 1, tail[2])
+            if len(even) == len(rest) and rest == list(even):
+                tail[1] = rest[-1]
                 return
-        for step in steps[2:]:
+        for step in rest:
             self.add(step)
 
     def drop_above(self, limit: int) -> int | None:
