@@ -140,11 +140,13 @@ def test_an_uploader_that_is_killed_leaves_no_folder_behind(
 ) -> None:
     """The child that holds the package removes its own folder, and with it what the package left there."""
     monkeypatch.setenv("WANDB_MODE", mode)
-    monkeypatch.chdir(tmp_path)
+    with (tmp_path / "gapless.toml").open("a") as config:
+        config.write(f'offline_folder = "{tmp_path / "wandb"}"\n')
     temporary = Path(tempfile.mkdtemp(prefix="g-", dir="/tmp"))  # a short name, for the sockets of the package
     monkeypatch.setenv("TMPDIR", str(temporary))
     command = [sys.executable, "-m", "gapless_uploader", "watch", str(tmp_path / "spool"), "--to", "wandb"]
-    with subprocess.Popen([*command, "--state", str(tmp_path / "state")], stderr=subprocess.DEVNULL) as process:
+    command += ["--state", str(tmp_path / "state"), "--config", str(tmp_path / "gapless.toml")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60.0
         while not has_child(process.pid):
             assert time.monotonic() < deadline, "no child was started"
