@@ -38,6 +38,7 @@ class SpoolSink:
         end_state=True,
         read_back=True,
         settles_intents=False,
+        takes_json=True,
     )
 
     def __init__(self, target: str = "", *, options: dict[str, Any] | None = None) -> None:

@@ -99,7 +99,7 @@ class WandbSink:
             begins_with_memo=True,
             # Rows of many metrics take ten times as much in memory, twice: a batch and the next one, read ahead.
             max_bytes=2 << 20,
-            takes_json=mode in (None, "online"),
+            takes_json=self._mode_now() == "online",
         )
 
     @property
