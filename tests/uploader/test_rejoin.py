@@ -39,8 +39,7 @@ class RememberingSink(MemorySink):
 class _Remembering(MemorySession):
     def write(self, batch: Batch) -> Any:
         ack = super().write(batch)
-        at = batch.place
-        self._sink.place = Place(at.at, at.to, at.done + ack.done, at.top)
+        self._sink.place = replace(batch.place, done=batch.place.done + ack.done)
         return ack
 
 
@@ -177,3 +176,52 @@ def test_nothing_is_committed_that_would_skip_a_record(tmp_path: Path) -> None:
         third.step(files_of(tmp_path), 10.0 + turn)
 
     assert [op.step for op in sink.runs["grpo/r-1"].operations if hasattr(op, "step")] == list(range(30))
+
+
+@pytest.mark.parametrize("state", ["saved", "lost"])
+@pytest.mark.parametrize("killed_after", range(1, 16))
+def test_a_kill_within_an_old_attempt_sends_nothing_that_a_newer_one_supersedes(
+    tmp_path: Path, killed_after: int, state: str
+) -> None:
+    """Both are there from the beginning: the newer one's first step is known before anything of it is read, and stays
+    known. Else superseded rows go out, and a tracker that takes nothing back gets a fresh run for no reason."""
+    written(Attempt(tmp_path), 0, 60)
+    second = Attempt(tmp_path, 2)
+    second.add_rows([(step, {"loss": float(-step)}) for step in range(20, 80)])
+    second.add("finish", {"state": "finished", "exit_code": 0})
+    sink, files = RememberingSink(), files_of(tmp_path)
+    pipeline, saved = Pipeline(KEY, sink), None
+    for turn in range(killed_after):
+        saved = pipeline.step(files, float(turn)).progress or saved
+    sent = list(sink.runs["grpo/r-1"].operations) if sink.runs else []
+    sink.asks = state == "lost"
+    pipeline = Pipeline(KEY, sink, json.loads(json.dumps(saved)) if state == "saved" else None)
+    for turn in range(60):
+        pipeline.step(files, float(turn))
+    (run,) = sink.runs.values()
+
+    assert run.operations[: len(sent)] == sent
+    assert {step: row["loss"] for step, row in run.rows.items()} == {
+        step: float(step if step < 20 else -step) for step in range(80)
+    }
+    assert pipeline.idle(files)
+
+
+def test_rows_of_an_attempt_that_had_none_are_seen_before_the_old_one_is_sent_on(tmp_path: Path) -> None:
+    """The newer attempt had only begun when the old one's backlog was met: its first step counts once it is there."""
+    written(Attempt(tmp_path), 0, 6_000)
+    second = Attempt(tmp_path, 2)
+    second.add("run", {"name": "second"})
+    sink = RememberingSink()
+    sink.capabilities = replace(sink.capabilities, max_operations=500, max_bytes=1)
+    pipeline = Pipeline(KEY, sink)
+    for turn in range(3):
+        pipeline.step(files_of(tmp_path), float(turn))
+    assert 0 < len(sink.runs["grpo/r-1"].rows) < 3_000
+    second.add_rows([(step, {"loss": float(-step)}) for step in range(5_000, 5_010)])
+    for turn in range(60):
+        pipeline.step(files_of(tmp_path), 3.0 + turn)
+    (run,) = sink.runs.values()
+
+    assert len(run.rows) == 5_010
+    assert run.rows[5_005] == {"loss": -5_005.0}

@@ -106,7 +106,10 @@ class AttemptReader:
         if self.head(paths, now) is None or self._buffer is None:
             return None
         chunk, at, _ = self._buffer
-        return next((r.step for r in chunk.records[at:] if r.kind == "metrics" and r.step is not None), None)
+        step = next((r.step for r in chunk.records[at:] if r.kind == "metrics" and r.step is not None), None)
+        if step is None:
+            self._buffer = None  # whoever asks again sees what has come since
+        return step
 
     def read_ahead(self, paths: Mapping[int, Path], now: float, max_bytes: int) -> None:
         """Decode what `take` hands out next, and move nothing. Raises OSError and ValueError."""

@@ -131,6 +131,14 @@ class History:
         if first_step is not None and attempt.first_step is None:
             attempt.first_step = first_step
 
+    def unread(self) -> dict[str, int]:
+        """attempt_id -> first step of attempts of which no more than that is known: it was looked up ahead."""
+        return {
+            attempt_id: attempt.first_step
+            for attempt_id, attempt in self.attempts.items()
+            if attempt.first_step is not None and not attempt.seen
+        }
+
     def apply_limits(self, paths: Paths) -> None:
         """Let newly met attempts supersede older ones. After `meet`, before `feed`. Raises OSError."""
         self._paths = paths

@@ -103,6 +103,8 @@ class Pipeline:
         self._refused: Counter[str] = Counter(self.saved.get("refused", {}))
         self._state: str | None = self.saved.get("state")
         self._exit_code: int | None = self.saved.get("exit_code")
+        self._batch_firsts: dict[str, int] = self.saved.get("batch_firsts", {})
+        """The first steps that were known ahead when the batch at hand was formed."""
         self._batch_state: list[Any] = self.saved.get("batch_state", [None, None])
         """State and exit code that the tracker held when the batch at hand was formed."""
         self._since_snapshot = 0
@@ -272,6 +274,7 @@ class Pipeline:
     def _read(self, reader: RunReader, history: History, files: Files, now: float, outcome: Outcome) -> None:
         can = self.sink.capabilities
         meet(reader, history, files, now)
+        self._batch_firsts = history.unread()
         count = 0
         for attempt_id, taken in reader.read(files.paths, files.sizes, now, can.max_bytes):
             history.feed(attempt_id, taken, files.paths)
@@ -392,7 +395,7 @@ class Pipeline:
         self._end, self._done, self._uncertain, self._intent_saved = None, 0, False, False
         if cursor == self.saved.get("cursor") and not outcome.progress and not self._refused:
             return
-        self.saved = {**self.saved, "cursor": cursor}
+        self.saved = {**self.saved, "cursor": cursor, "firsts": history.unread()}
         outcome.progress = self._progress()
         outcome.progress["step"] = history.last_step
         outcome.progress["lost"] = history.lost()
@@ -438,7 +441,7 @@ class Pipeline:
         self._generation += 1
         self._memo, self._acked_top, self._state, self._exit_code = {}, -1, None, None
         self._pending, self._done, self._end, self._since_snapshot, self._rewinds = [], 0, None, 0, []
-        self.saved = {**self.saved, "cursor": {}, "end": None}
+        self.saved = {**self.saved, "cursor": {}, "end": None, "firsts": {}}
         self._counts["rewinds"] += 1
         outcome.progress = self._progress()
         outcome.progress["rewound_at"], self._rewound = self._rewound, None
@@ -459,7 +462,15 @@ class Pipeline:
         except OSError as error:
             self._failed(outcome, _os_error(error), now, None)
             return
-        place = {"cursor": cursor, "end": end, "done": found.place.done, "batch_top": found.place.top}
+        self._batch_firsts = found.place.batch_firsts
+        place = {
+            "cursor": cursor,
+            "end": end,
+            "done": found.place.done,
+            "batch_top": found.place.top,
+            "firsts": found.place.firsts,
+            "batch_firsts": found.place.batch_firsts,
+        }
         self.saved = {**self.saved, **place, "memo": found.memo, "generation": found.generation}
         outcome.more = True
 
@@ -474,11 +485,11 @@ class Pipeline:
             if snapshot is not None and snapshot.get("generation") == self._generation:
                 at.restore(snapshot, files)
             if cursor:
-                at.go_to(cursor, files, now, self.saved.get("attempts"))
+                at.go_to(cursor, files, now, self.saved.get("attempts"), self.saved.get("firsts", {}))
             state, exit_code = self._batch_state if end else (self._state, self._exit_code)
             at.history.view.state, at.history.view.exit_code = state or "running", exit_code
             if end:
-                at.read_on(end, files, now)
+                at.read_on(end, files, now, self._batch_firsts)
                 self._form_again(end, at.history)
             self._reader, self._history = at.reader, at.history
         return self._reader, self._history
@@ -493,7 +504,7 @@ class Pipeline:
         self._pending, self._done, self._end = self._pending[done:], done, end
         self._uncertain = self._intent_saved = True
         if not self._pending:  # all of the batch was applied: what is read next begins behind it
-            self.saved = {**self.saved, "cursor": end, "end": None, "done": 0}
+            self.saved = {**self.saved, "cursor": end, "end": None, "done": 0, "firsts": history.unread()}
             self._end, self._done, self._uncertain, self._intent_saved = None, 0, False, False
 
     # small things
@@ -507,7 +518,14 @@ class Pipeline:
         return view
 
     def _place(self) -> Place:
-        return Place(seqs_of(self.saved.get("cursor", {})), seqs_of(self._end or {}), self._done, self._batch_top)
+        return Place(
+            seqs_of(self.saved.get("cursor", {})),
+            seqs_of(self._end or {}),
+            self._done,
+            self._batch_top,
+            self.saved.get("firsts", {}),
+            self._batch_firsts,
+        )
 
     def _progress(self) -> dict[str, Any]:
         open_end = self._end if (self._pending and (self._intent_saved or self._done)) else None
@@ -531,6 +549,7 @@ class Pipeline:
             "state": self._state,
             "exit_code": self._exit_code,
             "batch_state": self._batch_state,
+            "batch_firsts": self._batch_firsts,
             "rewinds": [*self._rewinds],
             "flush": self._flush_due,
         }

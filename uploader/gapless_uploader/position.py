@@ -38,12 +38,15 @@ class Position:
         except (LookupError, TypeError, ValueError):
             self._begin()
 
-    def go_to(self, cursor: Cursor, files: Files, now: float, attempts: dict[str, Any] | None) -> None:
-        """Read up to `cursor`; what was read makes no operations. `attempts`: `History.compact` of that place.
+    def go_to(
+        self, cursor: Cursor, files: Files, now: float, attempts: dict[str, Any] | None, firsts: dict[str, int]
+    ) -> None:
+        """Read up to `cursor`; what was read makes no operations. `attempts` and `firsts`: `History.compact` and
+        `History.unread` of that place.
 
         Raises OSError, and Retryable where files are gone of which nothing was kept.
         """
-        self._read(cursor, files, now, keeps=False)
+        self._read(cursor, files, now, firsts, keeps=False)
         self.history.operations.clear()
         missing = _missing(self.reader, cursor)
         if missing and attempts is None:
@@ -54,18 +57,21 @@ class Position:
             self.history.adopt(attempts, {**unread, **missing})
         self._stand_at(cursor, files)
 
-    def read_on(self, end: Cursor, files: Files, now: float) -> None:
-        """Read up to `end`, the end of a batch. Raises OSError, and Retryable where not all of it is there."""
-        self._read(end, files, now, keeps=True)
+    def read_on(self, end: Cursor, files: Files, now: float, firsts: dict[str, int]) -> None:
+        """Read up to `end`, the end of a batch that was made when `firsts` was `History.unread`.
+
+        Raises OSError, and Retryable where not all of it is there.
+        """
+        self._read(end, files, now, firsts, keeps=True)
         if _missing(self.reader, end):
             raise Retryable("a batch that was being sent cannot be read again: its segments are out of sight")
         self._stand_at(end, files)
 
-    def _read(self, cursor: Cursor, files: Files, now: float, keeps: bool) -> None:
+    def _read(self, cursor: Cursor, files: Files, now: float, firsts: dict[str, int], keeps: bool) -> None:
         known = Files({n: h for n, h in files.headers.items() if n in cursor}, files.paths, files.sizes)
         self.reader.meet(known.headers)
         self.reader.bound(cursor)
-        meet(self.reader, self.history, known, now)
+        meet(self.reader, self.history, known, now, firsts)
         self._feed(files, now, keeps)
         missing = _missing(self.reader, cursor)
         for name, seen in missing.items():
@@ -89,19 +95,32 @@ class Position:
                 attempt.seen = self.reader.attempts[name].seen
 
 
-def meet(reader: RunReader, history: History, files: Files, now: float) -> None:
-    """Let both know of attempts that are new. Raises OSError."""
+def meet(
+    reader: RunReader, history: History, files: Files, now: float, firsts: Mapping[str, int] | None = None
+) -> None:
+    """Let both know of attempts that are new, and of first steps that are. Raises OSError.
+
+    `firsts`: the first steps that were known when what is read now was read before, so that it comes to the same.
+    """
     new = reader.meet(files.headers)
-    missing = [header for name, header in files.headers.items() if name not in history.attempts]
-    if not new and not missing:
-        return
     for header in new:
         if header.attempt_id in history.attempts:
             history.attempts[header.attempt_id].seen = reader.attempts[header.attempt_id].seen
-    for header in missing:
-        first_step = reader.first_step(header.attempt_id, files.paths, now)
-        history.meet(header, reader.attempts[header.attempt_id].seen, first_step)
-    history.apply_limits(files.paths)
+    has_changed = bool(new)
+    for name, header in files.headers.items():
+        attempt, read = history.attempts.get(name), reader.attempts[name]
+        if attempt is not None and (attempt.first_step is not None or attempt.seen):
+            continue
+        first_step: int | None = None
+        if firsts is not None:
+            first_step = firsts.get(name)
+        elif attempt is None or not read.idle(files.sizes.get(name, {})):
+            first_step = reader.first_step(name, files.paths, now)
+        if attempt is None or first_step is not None:
+            history.meet(header, read.seen, first_step)
+            has_changed = True
+    if has_changed:
+        history.apply_limits(files.paths)
 
 
 def is_read(place: dict[str, Any] | None, sizes: Mapping[int, int]) -> bool:

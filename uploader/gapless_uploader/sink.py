@@ -50,6 +50,10 @@ class Place:
     done: int = 0
     top: int = -1
     """The highest step that the tracker held when the batch was made."""
+    firsts: dict[str, int] = field(default_factory=dict)
+    """attempt_id -> first step of attempts that nothing had been read of before the batch: they supersede others."""
+    batch_firsts: dict[str, int] = field(default_factory=dict)
+    """The same when the batch was made."""
 
 
 class Resume(Exception):

@@ -80,6 +80,8 @@ def in_summary(
     found = {"v": VERSION, "generation": generation, **held}
     found["at"], found["to"], found["done"] = place.at, place.to, place.done
     found["held_to"] = place.top
+    if place.firsts or place.batch_firsts:
+        found["firsts"] = [place.firsts, place.batch_firsts]
     if superseded_by is not None:
         found["superseded_by"], found["next_late"] = superseded_by, next_late
     return found
@@ -87,7 +89,7 @@ def in_summary(
 
 def place_of(held: dict[str, Any]) -> Place:
     """The place that `in_summary` wrote."""
-    return Place(held["at"], held["to"], held["done"], held["held_to"])
+    return Place(held["at"], held["to"], held["done"], held["held_to"], *held.get("firsts", ()))
 
 
 def progress_of(held: dict[str, Any], summary: dict[str, Any]) -> Progress:

@@ -7,7 +7,7 @@ Requests of new rows may follow the first before it is shown; their acks say so.
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -175,7 +175,7 @@ class WandbSession:
         end = _end_of(draft, run, self._progress.ended)
         if draft.state is not None or end is not None:
             progress.ended = end is not None
-        place = Place(batch.place.at, batch.place.to, batch.place.done + draft.done, batch.place.top)
+        place = replace(batch.place, done=batch.place.done + draft.done)
         summary = summary_text(run, progress, in_summary(progress, run.generation, place), self._max_row_bytes)
         if end is not None:
             names += upload(self._http, self._place, end_files(run, progress, summary, self._version))
