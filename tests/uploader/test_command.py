@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from gapless_uploader import command, sinks
+from tests.wandb_spool import Attempt
 
 BEGUN: list[str] = []
 
@@ -67,3 +70,28 @@ READER.close()
 
 def with_mode(mode: str) -> dict[str, str]:
     return {**os.environ, "WANDB_MODE": mode, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def test_an_interrupt_while_the_command_is_imported_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(arguments: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "give_head_starts", interrupted)
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert (end.value.code, capsys.readouterr().err) == (1, "Aborted!\n")
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_hold_up_nothing(tmp_path: Path, closed: str) -> None:
+    """A cron job's, a daemon's: what is said goes nowhere, and no file of ours takes the stream's number."""
+    attempt = Attempt(tmp_path / "spool")
+    attempt.add_rows([(step, {"loss": 0.5}) for step in range(50)])
+    attempt.add("finish", {"state": "finished", "exit_code": 0})
+    line = f"exec {sys.executable} -m gapless_uploader replay spool --to file:out --state state {closed}"
+    ran = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=with_mode("online"), timeout=60)
+    (written,) = (tmp_path / "out").rglob("*.jsonl")
+    assert ran.returncode == 0
+    assert [json.loads(line)["step"] for line in written.read_text().splitlines()] == list(range(50))

@@ -111,6 +111,26 @@ def test_json_with_spaces_is_merged_like_any(tmp_path: Path, spool: SpoolDir) ->
     assert {1: {"a": 1, "b": 3}, 2: {"a": 2}} == rows_of(turner.memory)
 
 
+@pytest.mark.parametrize("compact", [(1, 2), (2,), (1, 3), ()])
+def test_one_line_with_spaces_among_others_is_merged_like_any(
+    tmp_path: Path, spool: SpoolDir, compact: tuple[int, ...]
+) -> None:
+    """The step that another writer logs too is in a line that is written otherwise than the rest of its file."""
+    attempt = spool.attempt()
+    for step in (1, 2, 3):
+        body = {"seq": step, "t": T0 + step, "mono": 1.0, "kind": "metrics", "step": step, "data": {"a": step}}
+        separators = (",", ":") if step in compact else (", ", ": ")
+        attempt.raw(seal(json.dumps(body, separators=separators).encode()))
+        attempt.seq = step
+    turner = Turner(spool.root, tmp_path / "state")
+    turner.settle()
+    spool.attempt(writer="eval").log(3, b=4)
+    turner.settle()
+    turner.uploader.stop()
+
+    assert {1: {"a": 1}, 2: {"a": 2}, 3: {"a": 3, "b": 4}} == rows_of(turner.memory)
+
+
 def test_a_run_has_a_name_before_its_newest_attempt_is_read(tmp_path: Path, spool: SpoolDir) -> None:
     """Two long attempts, replayed at once: no tracker makes a nameless run first."""
     for number in (1, 2):

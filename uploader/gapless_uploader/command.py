@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 
 def main() -> None:
     """Run the command that the arguments of the process name."""
-    give_head_starts(sys.argv[1:])
-    from gapless_uploader.cli import main as command
-
+    open_standard_streams()
+    try:
+        give_head_starts(sys.argv[1:])
+        from gapless_uploader.cli import main as command
+    except KeyboardInterrupt:  # as click does it, which is not there yet
+        sys.stderr.write("Aborted!\n")
+        sys.exit(1)
     command(prog_name="gapless")
+
+
+def open_standard_streams() -> None:
+    """Put the null device where a standard stream was closed: else the next file that is opened takes its place, and
+    whatever writes to the stream writes there."""
+    while (handle := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(handle)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def give_head_starts(arguments: Sequence[str]) -> None:

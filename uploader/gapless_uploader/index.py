@@ -142,7 +142,16 @@ CACHE = _Cache(_CACHED_BLOCKS)
 
 
 def _search(data: bytes, step: int) -> Iterator[Record]:
-    find = _finder(data, step)
+    plain = b'"step":%d,' % step
+    found = list(_found_by(data, step, lambda at: data.find(plain, at)))
+    if not found:  # perhaps it is JSON that another program wrote
+        spaced = re.compile(rb'"step"\s*:\s*%d\s*,' % step)
+        found = list(_found_by(data, step, lambda at: m.start() if (m := spaced.search(data, at)) else -1))
+    yield from found
+
+
+def _found_by(data: bytes, step: int, find: Callable[[int], int]) -> Iterator[Record]:
+    """The records of `step` in lines where `find` sees it from a position on; it gives -1 for nowhere."""
     at = find(0)
     while at >= 0:
         begin = data.rfind(b"\n", 0, at) + 1
@@ -152,21 +161,6 @@ def _search(data: bytes, step: int) -> Iterator[Record]:
             if record.step == step:
                 yield record
         at = find(end)
-
-
-def _finder(data: bytes, step: int) -> Callable[[int], int]:
-    """Where a record of `step` may stand from a position on; -1 for nowhere."""
-    first = data.find(b'"step"')
-    if data[first + 6 : first + 7] == b":" and data[first + 7 : first + 8].isdigit():
-        plain = b'"step":%d,' % step
-        return lambda at: data.find(plain, at)
-    spaced = re.compile(rb'"step"\s*:\s*%d\s*,' % step)  # JSON that another program wrote
-
-    def find(at: int) -> int:
-        found = spaced.search(data, at)
-        return found.start() if found else -1
-
-    return find
 
 
 def _records_of(line: bytes) -> Iterator[Record]:

@@ -71,6 +71,19 @@ def test_new_id_uploads_under_another_id(tmp_path: Path, finished: Attempt, serv
     assert len(run.lines) == 200
 
 
+def test_keys_with_spaces_around_them_are_read_back(tmp_path: Path, attempt: Attempt, server: WandbServer) -> None:
+    """`wandb.Api` takes spaces off the keys of a summary, and then does not find them."""
+    attempt.add_rows([(1, {"acc ": 1.5, " loss": 1.0, "\u2028": 2.0, "lr": 0.5})])
+    attempt.add("finish", {"state": "finished", "exit_code": 0})
+    done = gapless(tmp_path, "replay", "--to", "wandb", "--patience", "20")
+
+    assert done.exit_code == 0, done.output
+    (row,) = server.run("grpo", "r-1").rows
+    assert {key: row[key] for key in ("acc ", " loss", "\u2028", "lr")} == {
+        "acc ": 1.5, " loss": 1.0, "\u2028": 2.0, "lr": 0.5,
+    }  # fmt: skip
+
+
 def test_adopt_appends_to_what_is_there(tmp_path: Path, finished: Attempt, server: WandbServer) -> None:
     """--adopt RUN appends to a run that somebody else wrote; without it the run is parked, and status says so."""
     gapless(tmp_path, "replay", "--to", "wandb")

@@ -31,7 +31,7 @@ def answer(request: dict[str, Any], apis: Apis) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for first, last in request["steps"]:
         rows.extend(run.scan_history(page_size=max(1, last - first + 1), min_step=first, max_step=last + 1))
-    return {"rows": rows, "state": run.state, "progress": dict(run.summary).get("_gapless")}
+    return {"rows": rows, "state": run.state, "progress": run.summary_metrics.get("_gapless")}
 
 
 def connected(request: dict[str, Any], apis: Apis) -> Any:
