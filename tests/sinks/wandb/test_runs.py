@@ -198,3 +198,29 @@ def test_the_budget_is_asked_before_every_request(server: WandbServer, clock: Cl
 
     assert len(asked) == len(server.requests) > 1
     assert max(asked) > 100
+
+
+@pytest.mark.parametrize("state", ["saved", "lost"])
+@pytest.mark.parametrize("dies_in", range(1, 26, 3))
+def test_a_kill_within_an_old_attempt_leaves_one_clean_run(
+    tmp_path: Path, lives: Lives, attempt: Attempt, server: WandbServer, dies_in: int, state: str
+) -> None:
+    """Two attempts are there from the beginning. What the newer one supersedes is never sent, whatever dies."""
+    attempt.add_rows([(step, {"loss": float(step)}) for step in range(3_000)])
+    newer = Attempt(tmp_path / "spool", 2)
+    newer.add_rows([(step, {"loss": float(-step)}) for step in range(1_500, 3_500)])
+    newer.add("finish", {"state": "finished", "exit_code": 0})
+    lives.dies_in, lives.dies_after = dies_in, bool(dies_in % 2)
+    for _ in range(60):
+        if lives.step() is None:
+            break
+    if state == "lost":
+        lives.lose_state()
+    lives.run()
+
+    assert [run for _, _, run in server.backend.runs] == ["r-1"]
+    rows = server.run("grpo", "r-1").rows
+    assert [row["_step"] for row in rows] == list(range(3_500))
+    assert [row["loss"] for row in rows] == [float(step if step < 1_500 else -step) for step in range(3_500)]
+    assert lives.rewritten == []
+    assert len(server.run("grpo", "r-1").lines) == 3_501  # the step at which the newer one begins has both rows
