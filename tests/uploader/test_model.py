@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 )
 
 from gapless_uploader import plain_records
+from gapless_uploader.history import History
 from gapless_uploader.sink import Retryable
 from gapless_uploader.sinks.memory import MemorySink
 from tests.uploader.harness import T0, Attempt, SpoolDir, Turner, rows_of
@@ -315,9 +316,23 @@ def _run(examples: int) -> None:
 
 def test_a_random_life_of_a_spool_ends_as_the_model_says() -> None:
     """Some hundred random sequences; `make torture` runs 5,000."""
-    before = plain_records.shape_of.cache_info().hits
     _run(40)
-    assert plain_records.shape_of.cache_info().hits > before + 40
+
+
+def test_a_life_meets_plain_rows_that_keep_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the lives would say nothing about them."""
+    met: list[int] = []
+    feed = History._feed_plain
+    monkeypatch.setattr(
+        History, "_feed_plain", lambda self, attempt, records: met.append(len(records)) or feed(self, attempt, records)
+    )
+    life = SpoolLife()
+    life.begin()
+    for first in (0, 3, 6, 9):
+        life.append("main", [first, first + 1, first + 2], "a")
+        life.settle()
+    life.teardown()
+    assert sum(met) >= 6
 
 
 def test_an_attempt_that_is_out_of_sight_after_a_kill_supersedes_as_before() -> None:
