@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
+from gapless_schemas import encode_row
 from gapless_uploader.operations import Amend, Media, MediaItem, Row, Table, Text
-from gapless_uploader.sink import Ack
+from gapless_uploader.plain_records import PlainDecoder, PlainRecord
+from gapless_uploader.sink import Ack, RunView
+from gapless_uploader.sinks._wandb_draft import Draft
 from gapless_uploader.sinks._wandb_lines import careful_body, line, quick_body, split, spool_key, tracker_key
+from gapless_uploader.sinks._wandb_progress import Progress
 from gapless_uploader.sinks._wandb_proof import same
 from tests.servers.wandb_server import Run, WandbServer
 from tests.servers.wandb_server.client import run_client
@@ -253,3 +257,19 @@ def test_a_payload_that_went_away_costs_its_key_alone(server: WandbServer, tmp_p
 
     assert [(refusal.step, refusal.key) for refusal in ack.refused] == [(1, "image")]
     assert run.rows[0]["loss"] == 0.5
+
+
+@pytest.mark.parametrize("key", ["lr", "a~b", "~b", "_step", "~_step", "é"])
+def test_a_row_has_the_same_line_with_and_without_its_text(key: str) -> None:
+    """A restart may read it the other way, and a line never gets other content."""
+    decoder = PlainDecoder()
+    lines = [encode_row(seq, 1.0, 0.5, seq, {key: 1e-05, "loss": 0.5}) for seq in range(1, 100)]
+    decoder.decode_lines([line for line in lines if line])
+    (record,) = decoder.decode_lines([line for line in lines[-1:] if line])
+    assert isinstance(record, PlainRecord)
+    made = []
+    for one in (Row(99, 1.0, 0.5, None, True, record), Row(99, 1.0, 0.5, record.data, True)):
+        draft = Draft(RunView("p", "r", 0.0, "h"), Progress(), "p/r", 1_000_000, 0)
+        draft.take([one], 10, 1_000_000)
+        made.append(draft.lines)
+    assert made[0] == made[1]

@@ -128,7 +128,7 @@ class Draft:
             record = operation.record
             if record.shape is not shape:
                 shape = record.shape
-                if not KEPT_BY_WANDB.isdisjoint(shape.keys) or any(key[:1] == "~" for key in shape.keys):
+                if not KEPT_BY_WANDB.isdisjoint(shape.keys) or any("~" in key for key in shape.keys):
                     break
             num_bytes = len(record.members)
             if num_bytes > self.max_row_bytes or (rows and size > max_bytes):
