@@ -7,13 +7,16 @@ is the JSON Schema that every line validates against.
 from gapless_schemas.marks import apply_marks
 from gapless_schemas.names import SegmentName, is_media_name, path_name
 from gapless_schemas.records import (
+    CRC,
     CRC_BYTES,
+    CRC_MARK,
     FORMAT_VERSION,
     KINDS,
     MAX_LINE_BYTES,
     MAX_READ_BYTES,
     MAX_STEP,
     MAX_TIME,
+    SEALED,
     SEGMENT_BYTES,
     Damaged,
     Header,
@@ -30,13 +33,16 @@ from gapless_schemas.records import (
 )
 
 __all__ = [
+    "CRC",
     "CRC_BYTES",
+    "CRC_MARK",
     "FORMAT_VERSION",
     "KINDS",
     "MAX_LINE_BYTES",
     "MAX_READ_BYTES",
     "MAX_STEP",
     "MAX_TIME",
+    "SEALED",
     "SEGMENT_BYTES",
     "Damaged",
     "Header",

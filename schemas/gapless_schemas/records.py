@@ -28,9 +28,9 @@ MAX_TIME: Final = 253_402_300_800.0
 MAX_STEP: Final = (1 << 53) - 1
 """The largest step that every tool keeps as an exact number."""
 CRC_BYTES: Final = len(b',"crc":"01234567"}')
-_SEALED: Final = slice(None, -CRC_BYTES - 1)
-_MARK: Final = slice(-CRC_BYTES - 1, -CRC_BYTES + 7)
-_CRC: Final = slice(-CRC_BYTES + 7, -CRC_BYTES + 15)
+SEALED: Final = slice(None, -CRC_BYTES - 1)
+CRC_MARK: Final = slice(-CRC_BYTES - 1, -CRC_BYTES + 7)
+CRC: Final = slice(-CRC_BYTES + 7, -CRC_BYTES + 15)
 """Of a line with its newline: what the crc is of, what stands before it, and itself."""
 
 KINDS: Final = frozenset(
@@ -174,7 +174,7 @@ def decode_lines(lines: Iterable[bytes]) -> list[Record]:
     try:
         for line in lines:
             # Half the time of formatting the number and comparing it. What stands behind it is for the parser to find.
-            if line[_CRC] != hexlify(crc32(line[_SEALED]).to_bytes(4, "big")) or line[_MARK] != b',"crc":"':
+            if line[CRC] != hexlify(crc32(line[SEALED]).to_bytes(4, "big")) or line[CRC_MARK] != b',"crc":"':
                 raise _unsealed(line[:-1])
             fields = orjson.loads(line)
             if type(fields) is not dict:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -46,9 +45,8 @@ def test_a_replay_to_a_slow_sink_begins_at_once(arguments: str, begins: bool, mo
 
 def test_every_head_start_is_there_and_of_a_sink_of_ours() -> None:
     for kind, place in sinks.HEAD_STARTS.items():
-        module, _, name = place.partition(":")
         assert kind in sinks.SINKS
-        assert callable(getattr(import_module(module), name))
+        assert callable(sinks.named(place))
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("online", "True"), ("offline", "False"), ("disabled", "False")])

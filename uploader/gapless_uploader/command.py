@@ -38,11 +38,8 @@ def give_head_starts(arguments: Sequence[str]) -> None:
     """
     if arguments[:1] != ["replay"] or not {"--dry-run", "--help", "-h"}.isdisjoint(arguments):
         return
-    from gapless_uploader.sinks import HEAD_STARTS
+    from gapless_uploader.sinks import HEAD_STARTS, named
 
     for kind, place in HEAD_STARTS.items():
         if any(word.removeprefix("--to=").partition(":")[0] == kind for word in arguments):
-            module, _, name = place.partition(":")
-            from importlib import import_module
-
-            getattr(import_module(module), name)()
+            named(place)()

@@ -19,7 +19,7 @@ from zlib import crc32
 import msgspec
 import orjson
 
-from gapless_schemas import CRC_BYTES, MAX_STEP, MAX_TIME, Record, decode_lines
+from gapless_schemas import CRC, CRC_BYTES, CRC_MARK, MAX_STEP, MAX_TIME, SEALED, Record, decode_lines
 
 MAX_KEYS: Final = 1_000
 """More keys have no shape: it would cost a megabyte."""
@@ -30,9 +30,7 @@ _MANY_BYTES: Final = 64 << 10
 """Of lines that come at once: a run that is followed live brings fewer, and builds no shape for them."""
 _END: Final = -CRC_BYTES - 2
 """Of the text between the braces of `data`, where that is the last field before the crc and a newline ends the line."""
-_SEALED: Final = slice(None, -CRC_BYTES - 1)
-_MARK: Final = slice(_END, _END + len('},"crc":"'))
-_CRC: Final = slice(_MARK.stop, _MARK.stop + 8)
+_CLOSING: Final = ord("}")
 
 _Time = Annotated[float, msgspec.Meta(ge=0, lt=MAX_TIME)]
 _Exact = Annotated[int, msgspec.Meta(ge=-MAX_STEP, le=MAX_STEP)]
@@ -137,8 +135,9 @@ class PlainDecoder:
             # The crc is right and last. The last brace that opens is that of `data`, and before the crc one closes: so
             # the text between them is the object, whatever whitespace and order another program wrote.
             if (
-                line[_CRC] != hexlify(crc32(line[_SEALED]).to_bytes(4, "big"))
-                or line[_MARK] != b'},"crc":"'
+                line[CRC] != hexlify(crc32(line[SEALED]).to_bytes(4, "big"))
+                or line[CRC_MARK] != b',"crc":"'
+                or line[_END] != _CLOSING
                 or line[start - 7 : start] != b'"data":'
                 or b"\\" in line
                 or b"\r" in line

@@ -50,14 +50,19 @@ def entry_points(*, group: str) -> Iterable[EntryPoint]:
     return metadata.entry_points(group=group)
 
 
+def named(place: str) -> Any:
+    """What `module:name` names. Raises ImportError and AttributeError."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
 def make_sink(spec: str, options: dict[str, Any] | None = None) -> Sink:
     """The sink that `spec` names: `kind` or `kind:target`. Raises Misconfigured for an unknown kind or option."""
     kind, _, target = spec.partition(":")
     known = SINKS if kind in SINKS else known_sinks()
     if kind not in known:
         raise Misconfigured(f"no sink named {kind!r}; there are: {', '.join(sorted(known))}")
-    module, _, name = known[kind].partition(":")
-    made = getattr(import_module(module), name)
+    made = named(known[kind])
     if options:
         _check_options(kind, made, options)
     try:
@@ -95,9 +100,8 @@ class Listing(NamedTuple):
 def list_sinks() -> Iterator[Listing]:
     """Every kind that is installed, ready or not. Imports no tracker's package."""
     for kind, source in sorted(known_sinks().items()):
-        module, _, name = source.partition(":")
         try:
-            made = getattr(import_module(module), name)
+            made = named(source)
             # Where the options decide what a sink can express, the defaults speak for it.
             can = getattr(made, "capabilities", None) or made("").capabilities
             promise = can.exactly_once
