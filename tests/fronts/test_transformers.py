@@ -55,12 +55,17 @@ def test_every_value_of_the_trainer_arrives(trained: tuple[dict[str, FarEnd], di
 def test_a_resumed_training_takes_back_what_followed_its_checkpoint(
     trained: tuple[dict[str, FarEnd], dict[str, Any], Path],
 ) -> None:
-    """After step 4 the second training's rows stand alone: its evaluation's time is the one held at step 6."""
+    """Step 3 is the first training's evaluation; at step 6, where both evaluated, the second one's stands alone."""
     runs, history, _ = trained
-    evaluations = [entry for entry in history["second"] if "eval_runtime" in entry]
+    (evaluation,) = [entry for entry in history["second"] if "eval_runtime" in entry]
+    held = runs["first"].values
 
-    assert runs["first"].values[6, "eval/runtime"] == evaluations[-1]["eval_runtime"]
-    assert evaluations[-1]["eval_runtime"] not in [entry.get("eval_runtime") for entry in history["first"]]
+    assert [entry["eval_training"] for entry in history["first"] if "eval_training" in entry] == [1, 1, 1]
+    assert {place: value for place, value in held.items() if place[1] == "eval/training"} == {
+        (3, "eval/training"): 1,
+        (6, "eval/training"): 2,
+    }
+    assert held[6, "eval/runtime"] == evaluation["eval_runtime"]
 
 
 def test_totals_are_the_summary(trained: tuple[dict[str, FarEnd], dict[str, Any], Path]) -> None:

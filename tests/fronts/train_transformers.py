@@ -1,7 +1,7 @@
 """A real Trainer on a tiny random model: `python train_transformers.py FOLDER`, the spool under `GAPLESS_DIR`.
 
-Trains 6 steps with a checkpoint at 4, evaluates, and starts anew from that checkpoint as the same run; then two trials
-of a hyperparameter search. Writes what the Trainer itself says it logged to FOLDER/history.json.
+Trains 6 steps with a checkpoint at 4, evaluates, and starts anew from that checkpoint as the same run, each training
+evaluating with a metric that names it; then two trials of a hyperparameter search. Writes what the Trainer itself says it logged to FOLDER/history.json.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def trainer(folder: Path, callback: GaplessCallback | None, **more: Any) -> Trai
 def main(folder: Path) -> None:
     before = WATCHED & set(sys.modules)
     callback = GaplessCallback("hf", id="first", tags=["t"], sinks=["wandb"])
-    first = trainer(folder / "a", callback)
+    first = trainer(folder / "a", callback, compute_metrics=lambda _: {"training": 1})
     first.train()
     first.evaluate()
     assert callback.run is not None
     callback.run.finish()
 
     resumed = GaplessCallback("hf", id="first")
-    second = trainer(folder / "a", resumed)
+    second = trainer(folder / "a", resumed, compute_metrics=lambda _: {"training": 2})
     second.train(resume_from_checkpoint=str(folder / "a" / "checkpoint-4"))
     assert resumed.run is not None
     resumed.run.finish()
