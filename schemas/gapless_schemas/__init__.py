@@ -7,7 +7,6 @@ is the JSON Schema that every line validates against.
 from gapless_schemas.marks import apply_marks
 from gapless_schemas.names import SegmentName, is_media_name, path_name
 from gapless_schemas.records import (
-    CRC,
     CRC_BYTES,
     CRC_MARK,
     FORMAT_VERSION,
@@ -16,6 +15,7 @@ from gapless_schemas.records import (
     MAX_READ_BYTES,
     MAX_STEP,
     MAX_TIME,
+    SEAL,
     SEALED,
     SEGMENT_BYTES,
     Damaged,
@@ -33,7 +33,6 @@ from gapless_schemas.records import (
 )
 
 __all__ = [
-    "CRC",
     "CRC_BYTES",
     "CRC_MARK",
     "FORMAT_VERSION",
@@ -42,6 +41,7 @@ __all__ = [
     "MAX_READ_BYTES",
     "MAX_STEP",
     "MAX_TIME",
+    "SEAL",
     "SEALED",
     "SEGMENT_BYTES",
     "Damaged",

@@ -27,11 +27,12 @@ MAX_TIME: Final = 253_402_300_800.0
 """Unix seconds of the year 10000: no tool shows a later time, and milliseconds are beyond it."""
 MAX_STEP: Final = (1 << 53) - 1
 """The largest step that every tool keeps as an exact number."""
-CRC_BYTES: Final = len(b',"crc":"01234567"}')
+CRC_MARK: Final = b',"crc":"'
+"""What stands before the eight digits."""
+CRC_BYTES: Final = len(CRC_MARK + b'01234567"}')
 SEALED: Final = slice(None, -CRC_BYTES - 1)
-CRC_MARK: Final = slice(-CRC_BYTES - 1, -CRC_BYTES + 7)
-CRC: Final = slice(-CRC_BYTES + 7, -CRC_BYTES + 15)
-"""Of a line with its newline: what the crc is of, what stands before it, and itself."""
+SEAL: Final = slice(-CRC_BYTES - 1, -3)
+"""Of a line with its newline: what the crc is of, and the mark with the digits behind it."""
 
 KINDS: Final = frozenset(
     [
@@ -100,7 +101,7 @@ class Record(NamedTuple):
 def seal(body: bytes) -> bytes:
     """`body`, a JSON object's bytes, with its crc as the last field and a newline."""
     head = body[:-1]
-    return b"".join((head, b',"crc":"', hexlify(crc32(head).to_bytes(4, "big")), b'"}\n'))
+    return b"".join((head, CRC_MARK, hexlify(crc32(head).to_bytes(4, "big")), b'"}\n'))
 
 
 def encode_header(header: Header) -> bytes:
@@ -174,7 +175,7 @@ def decode_lines(lines: Iterable[bytes]) -> list[Record]:
     try:
         for line in lines:
             # Half the time of formatting the number and comparing it. What stands behind it is for the parser to find.
-            if line[CRC] != hexlify(crc32(line[SEALED]).to_bytes(4, "big")) or line[CRC_MARK] != b',"crc":"':
+            if line[SEAL] != CRC_MARK + hexlify(crc32(line[SEALED]).to_bytes(4, "big")):
                 raise _unsealed(line[:-1])
             fields = orjson.loads(line)
             if type(fields) is not dict:
@@ -269,7 +270,7 @@ def unseal(line: bytes) -> dict[str, Any]:
 
 
 def _unsealed(line: bytes) -> Damaged:
-    sealed = line[-CRC_BYTES:-10] == b',"crc":"' and line[-2:] == b'"}'
+    sealed = line[-CRC_BYTES:-10] == CRC_MARK and line[-2:] == b'"}'
     return Damaged("the crc does not match" if sealed else "no crc at the end")
 
 

@@ -1,7 +1,8 @@
 """A real Trainer on a tiny random model: `python train_transformers.py FOLDER`, the spool under `GAPLESS_DIR`.
 
 Trains 6 steps with a checkpoint at 4, evaluates, and starts anew from that checkpoint as the same run, each training
-evaluating with a metric that names it; then two trials of a hyperparameter search. Writes what the Trainer itself says it logged to FOLDER/history.json.
+evaluating with a metric that names it; then two trials of a hyperparameter search. Writes what the Trainer itself says
+it logged to FOLDER/history.json.
 """
 
 from __future__ import annotations

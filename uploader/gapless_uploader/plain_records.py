@@ -19,7 +19,7 @@ from zlib import crc32
 import msgspec
 import orjson
 
-from gapless_schemas import CRC, CRC_BYTES, CRC_MARK, MAX_STEP, MAX_TIME, SEALED, Record, decode_lines
+from gapless_schemas import CRC_BYTES, CRC_MARK, MAX_STEP, MAX_TIME, SEAL, SEALED, Record, decode_lines
 
 MAX_KEYS: Final = 1_000
 """More keys have no shape: it would cost a megabyte."""
@@ -30,7 +30,10 @@ _MANY_BYTES: Final = 64 << 10
 """Of lines that come at once: a run that is followed live brings fewer, and builds no shape for them."""
 _END: Final = -CRC_BYTES - 2
 """Of the text between the braces of `data`, where that is the last field before the crc and a newline ends the line."""
-_CLOSING: Final = ord("}")
+_BEFORE_CRC: Final = b"}" + CRC_MARK
+_TAIL: Final = slice(_END, SEAL.stop)
+_OPENING, _BACKSLASH, _RETURN = b"{\\\r"
+"""Numbers: to find one in a line takes a fifth of what a text of one byte takes."""
 
 _Time = Annotated[float, msgspec.Meta(ge=0, lt=MAX_TIME)]
 _Exact = Annotated[int, msgspec.Meta(ge=-MAX_STEP, le=MAX_STEP)]
@@ -131,16 +134,14 @@ class PlainDecoder:
                 records += decode_lines((line,))
                 num_others += 1
                 continue
-            start = line.rfind(b"{")
+            start = line.rfind(_OPENING)
             # The crc is right and last. The last brace that opens is that of `data`, and before the crc one closes: so
             # the text between them is the object, whatever whitespace and order another program wrote.
             if (
-                line[CRC] != hexlify(crc32(line[SEALED]).to_bytes(4, "big"))
-                or line[CRC_MARK] != b',"crc":"'
-                or line[_END] != _CLOSING
+                line[_TAIL] != _BEFORE_CRC + hexlify(crc32(line[SEALED]).to_bytes(4, "big"))
                 or line[start - 7 : start] != b'"data":'
-                or b"\\" in line
-                or b"\r" in line
+                or _BACKSLASH in line
+                or _RETURN in line
             ):
                 records += decode_lines((line,))
                 num_others += 1

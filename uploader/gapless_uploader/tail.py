@@ -24,6 +24,7 @@ from zlib import crc32
 
 from gapless_schemas import (
     CRC_BYTES,
+    CRC_MARK,
     MAX_READ_BYTES,
     Damaged,
     Header,
@@ -287,7 +288,7 @@ def _checksum(data: bytes) -> str:
 def sound_parts(line: bytes) -> Iterator[Record | Header]:
     """Sound records inside a damaged line, in order. The search is bounded: damage is small or hopeless."""
     start = tried = 0
-    end = line.find(b',"crc":"')
+    end = line.find(CRC_MARK)
     while end >= 0 and tried < _MAX_CANDIDATES:
         end += CRC_BYTES
         begin = line.rfind(b'{"seq":', start, end)
@@ -303,4 +304,4 @@ def sound_parts(line: bytes) -> Iterator[Record | Header]:
             else:
                 start = end
                 break
-        end = line.find(b',"crc":"', end - CRC_BYTES + 1)
+        end = line.find(CRC_MARK, end - CRC_BYTES + 1)
