@@ -131,6 +131,24 @@ def test_one_line_with_spaces_among_others_is_merged_like_any(
     assert {1: {"a": 1}, 2: {"a": 2}, 3: {"a": 3, "b": 4}} == rows_of(turner.memory)
 
 
+def test_a_step_that_is_written_in_two_styles_is_whole(tmp_path: Path, spool: SpoolDir) -> None:
+    """Of one step a compact record and one with spaces are known; a third writer's comes late and joins both."""
+    attempt = spool.attempt()
+    for seq, (step, values, separators) in enumerate(
+        [(1, {"a": 1}, (",", ":")), (2, {"a": 2}, (",", ":")), (1, {"b": 2}, (", ", ": "))], 1
+    ):
+        body = {"seq": seq, "t": T0 + seq, "mono": 1.0, "kind": "metrics", "step": step, "data": values}
+        attempt.raw(seal(json.dumps(body, separators=separators).encode()))
+        attempt.seq = seq
+    turner = Turner(spool.root, tmp_path / "state")
+    turner.settle()
+    spool.attempt(writer="eval").log(1, c=3)
+    turner.settle()
+    turner.uploader.stop()
+
+    assert {1: {"a": 1, "b": 2, "c": 3}, 2: {"a": 2}} == rows_of(turner.memory)
+
+
 def test_a_run_has_a_name_before_its_newest_attempt_is_read(tmp_path: Path, spool: SpoolDir) -> None:
     """Two long attempts, replayed at once: no tracker makes a nameless run first."""
     for number in (1, 2):
