@@ -71,6 +71,8 @@ class Pipeline:
         self._failures = 0
         self._parks = 0
         self._slice = sink.capabilities.max_operations
+        self._grows = False
+        """A smaller slice is for a refused row in it, and not because W&B takes no more at once."""
         self._decode_lines = PlainDecoder().decode_lines if sink.capabilities.takes_json else decode_lines
         self._heartbeat_at = 0.0
         self._active_at = 0.0
@@ -107,6 +109,8 @@ class Pipeline:
         """The first steps that were known ahead when the batch at hand was formed."""
         self._batch_state: list[Any] = self.saved.get("batch_state", [None, None])
         """State and exit code that the tracker held when the batch at hand was formed."""
+        self._is_state_known = True
+        """False from when the tracker said where the run goes on until the history has said how it stood there."""
         self._since_snapshot = 0
         self._flush_due: bool = self.saved.get("flush", False)
         self._rewound: int | None = None
@@ -149,9 +153,9 @@ class Pipeline:
             self._failed(outcome, _os_error(error), now, None)
         except Resume as found:
             self._rejoin(found, files, now, outcome)
-        except (Parked, Misconfigured) as error:
+        except (Parked, Misconfigured, Rejected) as error:  # Rejected: what is no batch is nothing to set aside
             outcome.parked = str(error)
-            outcome.parked_sink = isinstance(error, Misconfigured) or error.whole_sink
+            outcome.parked_sink = isinstance(error, Misconfigured) or (isinstance(error, Parked) and error.whole_sink)
             outcome.retry_in_s = PARKED_S
             self._parks += 1
             self.not_before = now + PARKED_S
@@ -362,6 +366,14 @@ class Pipeline:
         self._heartbeat_at = now + (can.heartbeat_s or 0.0)
         return True
 
+    def _note_state(self, operation: Operation) -> str | None:
+        """Take over the state that the tracker was told, and return it, if the operation is one."""
+        if type(operation) is not State:
+            return None
+        self._state, self._exit_code = operation.state, operation.exit_code
+        self._flush_due = operation.state != "running"
+        return operation.state
+
     def _prove(self, outcome: Outcome) -> None:
         """Wait until the tracker shows what it said yes to. Raises what a session's flush raises."""
         if self._session is not None:
@@ -376,18 +388,18 @@ class Pipeline:
         self._pending = self._pending[len(done) :]
         self._note_refused(refused, outcome)
         rows = [operation for operation in done if type(operation) is Row or type(operation) is Amend]
-        outcome.rows += len(rows)
+        outcome.rows += max(0, len(rows) - sum(refusal.key is None for refusal in refused))
         self._acked_top = max([self._acked_top, *(row.step for row in rows if row.step is not None)])
         for operation in done if len(rows) < len(done) else ():
-            if type(operation) is State:
-                outcome.new_state = self._state = operation.state
-                self._exit_code = operation.exit_code
-                self._flush_due = operation.state != "running"
+            outcome.new_state = self._note_state(operation) or outcome.new_state
         self._counts["rows"] += outcome.rows
         outcome.more = True
         outcome.progress = self._progress()
+        most = self.sink.capabilities.max_operations
         if not self._pending:
-            self._slice = self.sink.capabilities.max_operations
+            self._slice = most
+        elif self._grows:  # what was wrong may be behind it: one bad row makes no small requests of all that follow
+            self._slice = min(2 * self._slice, most)
 
     def _settle(self, history: History, outcome: Outcome) -> None:
         """Everything up to the reader's position was acknowledged: it becomes the saved position."""
@@ -412,7 +424,7 @@ class Pipeline:
         part = self._pending[: self._slice]
         if len(part) > 1:
             # A batch that was refused whole is never sent again unchanged: smaller ones find what is wrong in it.
-            self._slice = max(1, len(part) // 2)
+            self._slice, self._grows = max(1, len(part) // 2), not error.too_large
             outcome.more = True
             return
         operation = part[0]
@@ -454,7 +466,7 @@ class Pipeline:
         self._reader = self._history = None
         self._pending, self._done, self._end, self._since_snapshot = [], 0, None, 0
         self._memo, self._generation, self._state, self._exit_code = found.memo, found.generation, None, None
-        self._batch_state = [None, None]
+        self._batch_state, self._is_state_known = [None, None], False
         self._acked_top = self._batch_top = found.place.top
         try:
             cursor = cursor_at(files.paths, found.place.at, now)
@@ -479,20 +491,43 @@ class Pipeline:
     def _load(self, files: Files, now: float) -> tuple[RunReader, History]:
         """The reader and history at the saved position; after a start they are read up to it, without writing."""
         if self._reader is None or self._history is None:
-            cursor, end = self.saved.get("cursor", {}), self.saved.get("end")
+            snapshot = self._snapshot() if self.saved.get("cursor") else None
             at = Position(self.key, self.sink.kind, self._options.grace_s, self._decode_lines)
-            snapshot = self._snapshot() if cursor else None
             if snapshot is not None and snapshot.get("generation") == self._generation:
                 at.restore(snapshot, files)
-            if cursor:
-                at.go_to(cursor, files, now, self.saved.get("attempts"), self.saved.get("firsts", {}))
-            state, exit_code = self._batch_state if end else (self._state, self._exit_code)
-            at.history.view.state, at.history.view.exit_code = state or "running", exit_code
-            if end:
-                at.read_on(end, files, now, self._batch_firsts)
-                self._form_again(end, at.history)
+            try:
+                self._go_to(at, files, now)
+            except Retryable as error:
+                if self._is_state_known:
+                    raise
+                self._stand_at(self._durable)  # the tracker is asked again, with the files of then
+                raise Parked(
+                    f"{error}; the tracker has them, and there is no state of this run here: bring back the spool files"
+                    f" or the state folder of then, or upload what is here beside it with --new-id {self.key[1]}=ID"
+                ) from None
+            self._is_state_known = True
             self._reader, self._history = at.reader, at.history
         return self._reader, self._history
+
+    def _go_to(self, at: Position, files: Files, now: float) -> None:
+        """Read up to the saved position, and form the batch that was being sent. Raises Retryable and OSError."""
+        cursor, end = self.saved.get("cursor", {}), self.saved.get("end")
+        if cursor:
+            at.go_to(cursor, files, now, self.saved.get("attempts"), self.saved.get("firsts", {}))
+        view = at.history.view
+        if not self._is_state_known:
+            self._take_state_of(view)
+        state, exit_code = self._batch_state if end else (self._state, self._exit_code)
+        view.state, view.exit_code = state or "running", exit_code
+        if end:
+            at.read_on(end, files, now, self._batch_firsts)
+            self._form_again(end, at.history)
+
+    def _take_state_of(self, view: RunView) -> None:
+        """The tracker holds what the run's records say up to the cursor, its end among it."""
+        if view.state in ENDS:
+            self._state, self._exit_code = view.state, view.exit_code
+            self._batch_state = [view.state, view.exit_code]
 
     def _form_again(self, end: dict[str, Any], history: History) -> None:
         """Form the batch that was being sent, without what was applied of it."""
@@ -501,6 +536,8 @@ class Pipeline:
         self._refused = refused
         done = min(self.saved.get("done", 0), len(self._pending))
         self._acked_top = max(self._acked_top, *(_step_of(operation) for operation in self._pending[:done]), -1)
+        for operation in self._pending[:done]:
+            self._note_state(operation)
         self._pending, self._done, self._end = self._pending[done:], done, end
         self._uncertain = self._intent_saved = True
         if not self._pending:  # all of the batch was applied: what is read next begins behind it

@@ -50,7 +50,7 @@ def test_a_second_replay_sends_nothing(tmp_path: Path, finished: Attempt, server
     again = gapless(tmp_path, "replay", "--to", "wandb")
 
     assert again.exit_code == 0, again.output
-    assert "wandb.Api shows 200 lines and the state finished" in gapless_status(tmp_path)
+    assert "W&B counts 200 lines and wandb.Api shows the state finished" in gapless_status(tmp_path)
     assert [request.names for request in server.requests] == []
     assert len(server.run("grpo", "r-1").lines) == 200
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,81 @@ def test_a_kill_within_an_old_attempt_leaves_one_clean_run(
     assert [row["loss"] for row in rows] == [float(step if step < 1_500 else -step) for step in range(3_500)]
     assert lives.rewritten == []
     assert len(server.run("grpo", "r-1").lines) == 3_501  # the step at which the newer one begins has both rows
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("loses", [False, True])
+@pytest.mark.parametrize("state", ["finished", "failed"])
+def test_an_ended_run_stays_ended_whatever_its_uploader_meets(
+    tmp_path: Path, server: WandbServer, clock: Clock, state: str, loses: bool, after: bool
+) -> None:
+    """Killed before or after the effect of each of its last requests, with its state or without: the run is over at
+    W&B as it was in training, and its check says so."""
+    code = int(state == "failed")
+    for at in range(1, 16):
+        spool = tmp_path / f"spool-{at}"
+        attempt = Attempt(spool)
+        attempt.add("run", {"name": "n"})
+        attempt.add_rows([(step, {"loss": step + 0.5}) for step in range(5)])
+        attempt.add("finish", {"state": state, "exit_code": code})
+        lives = Lives(spool, server.url, clock)
+        lives.dies_in, lives.dies_after = at, after
+        first = lives.pipeline
+        while lives.pipeline is first and not first.idle(files_of(spool)):
+            lives.step()
+        if loses:
+            lives.lose_state()
+        lives.run()
+        clock.now += 400
+        run = server.run("grpo", "r-1")
+
+        assert (run.state(clock()), run.exit_code) == (state, code), at
+        assert [row["loss"] for row in run.rows] == [step + 0.5 for step in range(5)]
+        assert lives.pipeline._memo["check"]["ok"], at
+        server.runs.clear()
+
+
+def test_lines_that_wandb_lost_show_at_the_end(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
+    """W&B took rows and counts fewer when the run ends: the check says how many, and that it failed."""
+    attempt.add_rows([(step, {"loss": step + 0.5}) for step in range(500)])
+    lives.run()
+    run = server.run("grpo", "r-1")
+    del run.lines[203:]
+    run.snapshot(lives.clock())
+    attempt.add("finish", {"state": "finished", "exit_code": 0})
+    lives.run()
+
+    assert lives.pipeline._memo["check"] == {
+        "ok": False,
+        "text": "W&B was sent 500 lines and the state finished, and does not show more than 203 of 500 lines",
+    }
+
+
+def test_rows_that_wandb_cannot_hold_are_no_uploaded_rows(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
+    """`uploaded` counts what is there."""
+    attempt.add_rows([(step, {"loss": step + 0.5}) for step in range(5)])
+    attempt.add("metrics", {"x": 1.0})  # without a step
+    lives.run()
+
+    assert (lives.committed or {})["counts"]["rows"] == len(server.run("grpo", "r-1").rows) == 5
+
+
+def test_the_next_attempt_alone_without_the_state_waits_with_the_way_out(
+    tmp_path: Path, server: WandbServer, clock: Clock
+) -> None:
+    """Neither what was uploaded before nor its state is here: nothing is guessed, and the run goes on when it is."""
+    Attempt(tmp_path / "one").add_rows([(step, {"loss": step + 0.5}) for step in range(32)])
+    Lives(tmp_path / "one", server.url, clock).run()
+    Attempt(tmp_path / "two", 2).add_rows([(step, {"loss": step + 0.5}) for step in range(32, 64)])
+    lives = Lives(tmp_path / "two", server.url, clock)
+    for _ in range(5):
+        lives.step()
+
+    assert "--new-id r-1=ID" in lives.parked[-1]
+    assert len(server.run("grpo", "r-1").rows) == 32
+
+    for segment in (tmp_path / "one").rglob("*.jsonl"):
+        shutil.copy(segment, next((tmp_path / "two").rglob("*.jsonl")).parent)
+    lives.run()
+
+    assert [row["loss"] for row in server.run("grpo", "r-1").rows] == [step + 0.5 for step in range(64)]

@@ -17,7 +17,8 @@ from gapless_uploader.sinks._wandb_lines import TooBig, plain, tracker_key
 _NOT_IN_A_PROJECT = re.compile(r"[/\\#?%:\x00-\x1f\x7f-\x9f]")
 _NOT_IN_A_RUN = re.compile(r"[/\\:;,#?%\x00-\x1f\x7f-\x9f\s]")
 _MAX_NAME = 128
-_MAX_TAG = 64
+_MAX_TAG = _MAX_JOB_TYPE = 64
+"""Characters: W&B refuses a run with more."""
 
 
 def project_name(name: str) -> str:
@@ -41,7 +42,8 @@ def _fit(name: str, bad: re.Pattern[str]) -> str:
 def config_text(run: RunView, late_axis: bool, version: str, renamed: list[str]) -> str:
     """The whole config as JSON text, each key as `{"value": ...}`, W&B's own block `_wandb` among them.
 
-    Keys that arrive under another name are listed under `gapless_renamed_keys`.
+    Keys that arrive under another name are listed under `gapless_renamed_keys`, and what was too long for W&B under
+    `gapless_cut`.
     """
     config: dict[str, Any] = {}
     for key, value in run.config.items():
@@ -49,6 +51,8 @@ def config_text(run: RunView, late_axis: bool, version: str, renamed: list[str])
             config[key] = {"value": _held(value)}
     if renamed:
         config["gapless_renamed_keys"] = {"value": {tracker_key(key): key for key in renamed}}
+    if cut := _cut_labels(run):
+        config["gapless_cut"] = {"value": cut}
     python = run.system.get("python")
     python = python if isinstance(python, str) else None
     block: dict[str, Any] = {
@@ -137,6 +141,20 @@ def _words(command: str) -> list[str]:
         return shlex.split(command)
     except ValueError:
         return command.split()
+
+
+def labels_of(run: RunView) -> dict[str, str | None]:
+    """Name, group and job type of the run, each as long as W&B takes it; the config has the whole of what was cut."""
+    return {
+        "displayName": run.name and run.name[:_MAX_NAME],
+        "groupName": run.group and run.group[:_MAX_NAME],
+        "jobType": run.job_type and run.job_type[:_MAX_JOB_TYPE],
+    }
+
+
+def _cut_labels(run: RunView) -> dict[str, str]:
+    whole = {"displayName": run.name, "groupName": run.group, "jobType": run.job_type}
+    return {name: text for name, text in whole.items() if text and text != labels_of(run)[name]}
 
 
 def tags_of(run: RunView) -> list[str]:

@@ -5,7 +5,7 @@ Nothing here is sent, so a draft may be thrown away and made again from the same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
@@ -41,11 +41,15 @@ from gapless_uploader.sinks._wandb_lines import (
     split,
     tracker_key,
 )
-from gapless_uploader.sinks._wandb_media import Encoded, MediaEncoder
+from gapless_uploader.sinks._wandb_media import GONE, Encoded, MediaEncoder
 from gapless_uploader.sinks._wandb_progress import Progress
 
 SYSTEM_PREFIX = "system."
-_GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+REFUSED_KEY = "a key without which W&B took what it had refused"
+
+
+class _NotTaken(Exception):
+    """W&B does not take the value's file."""
 
 
 @dataclass(slots=True)
@@ -85,6 +89,10 @@ class Draft:
     superseded: str | None = None
     late_steps: list[int] = field(default_factory=list)
     """Steps that were sent before, or lie below one that was."""
+    keys: set[str] = field(default_factory=set)
+    """Of the rows, as the spool has them."""
+    refused_files: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    """(step, key) of values whose files W&B did not take -> why."""
     _rules: Rules | None = None
 
     def take(self, operations: Sequence[Operation], max_rows: int, max_bytes: int) -> None:
@@ -128,8 +136,10 @@ class Draft:
             record = operation.record
             if record.shape is not shape:
                 shape = record.shape
-                if not KEPT_BY_WANDB.isdisjoint(shape.keys) or any("~" in key for key in shape.keys):
+                keys = shape.keys
+                if not KEPT_BY_WANDB.isdisjoint(keys) or any("~" in k for k in keys) or not self._takes_all(keys):
                     break
+                self.keys |= keys
             num_bytes = len(record.members)
             if num_bytes > self.max_row_bytes or (rows and size > max_bytes):
                 break
@@ -145,6 +155,12 @@ class Draft:
             return
         changed = row.changed if isinstance(row, Amend) else None
         values = row.values
+        if not self._takes_all(values):
+            for key in self.progress.refused:
+                if key in values and (changed is None or key in changed):
+                    self.refused.append(Refusal(step, key, REFUSED_KEY))
+            values = {key: value for key, value in values.items() if key not in self.progress.refused}
+        self.keys.update(values)
         by_axis = progress.late == "axis"
         if by_axis:
             kept = values if changed is None else {key: values[key] for key in changed if key in values}
@@ -152,7 +168,8 @@ class Draft:
         elif changed is not None or step <= progress.top:
             self.late_steps.append(step)
         if self._rules is not None and self._rules.any:
-            fold(progress.folds, self._rules, values if changed is None else {key: values[key] for key in changed})
+            new = values if changed is None else {key: values[key] for key in changed if key in values}
+            fold(progress.folds, self._rules, new)
         body = quick_body(values)
         bodies = [body] if body is not None and len(body) <= self.max_row_bytes else self._careful(row, values, changed)
         for body in bodies:
@@ -175,10 +192,10 @@ class Draft:
             is_new = changed is None or key in changed
             try:
                 made[name] = self._value(encoder, key, step, value, is_new)
-            except TooBig as reason:
+            except (TooBig, _NotTaken) as reason:
                 if is_new:
                     self.refused.append(Refusal(step, key, str(reason)))
-            except _GONE as error:
+            except GONE as error:
                 if is_new:
                     self.refused.append(Refusal(step, key, f"a payload that is missing ({error.strerror})"))
             except OSError as error:
@@ -210,12 +227,17 @@ class Draft:
         shown = self.progress.shown.get(key)
         if not is_new and shown is not None and shown[0] == step:
             return shown[1]  # sent with this step's first line
+        if (step, key) in self.refused_files:
+            raise _NotTaken(self.refused_files[step, key])
         made = encoder.encode(key, step, value, self.media)
         self.refused.extend(self.media.refused)
         self.media.refused.clear()
         if not isinstance(value, Text) and (shown is None or shown[0] <= step):
             self.progress.shown[key] = [step, made]
         return made
+
+    def _takes_all(self, keys: Iterable[str]) -> bool:
+        return not self.progress.refused or not set(self.progress.refused).intersection(keys)
 
     def _unstepped(self, row: Row | Amend) -> None:
         """Samples of the training node's own metrics have no step; other rows cannot be placed at W&B."""

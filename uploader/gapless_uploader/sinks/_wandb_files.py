@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gapless_uploader.sink import Retryable
+from gapless_uploader.sink import Rejected, Retryable
 from gapless_uploader.sinks import _wandb_queries as queries
 from gapless_uploader.sinks._wandb_http import Http
-from gapless_uploader.sinks._wandb_media import Upload
+from gapless_uploader.sinks._wandb_media import GONE, Upload
 from gapless_uploader.sinks._wandb_tables import TableArtifact, manifest, md5_of
 
 _AT_ONCE = 100
+
+
+class FileRefused(Exception):
+    """A value's file that cannot be read, or that W&B does not take: it costs its key in its row, and no more."""
+
+    def __init__(self, of: tuple[int, str], reason: str) -> None:
+        super().__init__(reason)
+        self.of = of
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +38,7 @@ class RunPlace:
 
 
 def upload(http: Http, place: RunPlace, uploads: Sequence[Upload]) -> list[str]:
-    """Put files into the run; their names. Raises Retryable, Rejected, Parked and OSError."""
+    """Put files into the run; their names. Raises Retryable, Rejected, FileRefused, Parked and OSError."""
     wanted = {upload.name: upload for upload in uploads}
     names = list(wanted)
     for first in range(0, len(names), _AT_ONCE):
@@ -39,12 +49,32 @@ def upload(http: Http, place: RunPlace, uploads: Sequence[Upload]) -> list[str]:
         for name in some:
             if not addresses.get(name):
                 raise Retryable(f"CreateRunFiles: no address for {name}")
-            http.put(addresses[name], made.get("uploadHeaders") or [], wanted[name].read())
+            with _at_the_cost_of(wanted[name].of):
+                http.put(addresses[name], made.get("uploadHeaders") or [], wanted[name].read())
     return names
 
 
+@contextmanager
+def _at_the_cost_of(of: tuple[int, str] | None) -> Iterator[None]:
+    try:
+        yield
+    except Rejected as error:
+        if of is None:
+            raise
+        raise FileRefused(of, str(error)) from None
+    except GONE as error:
+        if of is None:
+            raise
+        raise FileRefused(of, f"a payload that cannot be read ({error.strerror})") from None
+
+
 def send_artifact(http: Http, place: RunPlace, artifact: TableArtifact) -> None:
-    """Make the artifact's version, unless W&B has it. Raises Retryable, Rejected and Parked."""
+    """Make the artifact's version, unless W&B has it. Raises Retryable, FileRefused and Parked."""
+    with _at_the_cost_of(artifact.of):
+        _send_artifact(http, place, artifact)
+
+
+def _send_artifact(http: Http, place: RunPlace, artifact: TableArtifact) -> None:
     given = {
         "entityName": place.entity,
         "projectName": place.project,

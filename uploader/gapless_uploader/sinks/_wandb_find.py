@@ -28,6 +28,8 @@ LOST_AFTER_S = 60.0
 class Held:
     """A run as W&B's answer shows it."""
 
+    entity: str
+    """Whose project it is."""
     lines: int
     events: int
     output: int
@@ -47,6 +49,15 @@ class Held:
         return held if isinstance(held, dict) and held.get("v") == VERSION else None
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a run goes on."""
+
+    progress: Progress
+    held: Held | None = None
+    """What W&B has; None where it has no such run."""
+
+
 class Finder:
     """Finds runs at one server. `find` of different runs may be called from several threads."""
 
@@ -61,25 +72,25 @@ class Finder:
         """Run -> its last answer and when it was first given."""
         self._behind_since: dict[str, float] = {}
 
-    def find(self, place: RunPlace, run: RunView, memo: Memo) -> tuple[Progress, bool]:
-        """Where the run goes on, and whether W&B has it. Raises Retryable, Parked and Resume."""
+    def find(self, place: RunPlace, run: RunView, memo: Memo) -> Found:
+        """Where the run goes on. Raises Retryable, Parked and Resume."""
         held = self.look(place)
         if memo.get("lines") or ("lines" in memo and held is not None):
             self._compare(place, run, memo, held)
-            return Progress.from_memo(memo), True
+            return Found(Progress.from_memo(memo), held)
         if held is None:
             self._answers.pop(str(place), None)
-            return Progress.from_memo(memo), False
+            return Found(Progress.from_memo(memo))
         held = self._settled(place, held)
         if held is None:
-            return Progress.from_memo(memo), False
+            return Found(Progress.from_memo(memo))
         ours = held.progress()
         if ours is not None:
             self._resume(run, ours, held)
         if held.lines == 0:
-            return Progress.from_memo(memo), True
+            return Found(Progress.from_memo(memo), held)
         if self._adopts(run):
-            return Progress(lines=held.lines, events=held.events, output=held.output), True
+            return Found(Progress(lines=held.lines, events=held.events, output=held.output), held)
         raise Parked(
             f"W&B has a run {place} with {held.lines} lines that this uploader knows nothing of, and no state of it is"
             f" left here: --adopt {run.run_id} appends to it, --new-id {run.run_id}=ID uploads beside it"
@@ -89,13 +100,14 @@ class Finder:
         """W&B's answer; None when it says that there is no such run. An error is raised, never taken for that."""
         variables = {"project": place.project, "entity": place.entity or None, "name": place.run}
         model = self._http.graphql("RunResumeStatus", queries.STATUS, variables).get("model")
-        bucket = model.get("bucket") if isinstance(model, dict) else None
-        if bucket is None:
+        if not isinstance(model, dict) or model.get("bucket") is None:
             return None
+        bucket = model["bucket"]
         lines, events, output = (
             bucket.get(name) or 0 for name in ("historyLineCount", "eventsLineCount", "logLineCount")
         )
-        return Held(lines, events, output, bucket.get("summaryMetrics") or "{}")
+        entity = str((model.get("entity") or {}).get("name") or place.entity)
+        return Held(entity, lines, events, output, bucket.get("summaryMetrics") or "{}")
 
     def _compare(self, place: RunPlace, run: RunView, memo: Memo, held: Held | None) -> None:
         mine: int = memo["lines"]

@@ -22,6 +22,8 @@ MAX_SHOWN = 108
 """Items of a list of images that W&B shows."""
 MAX_TEXT_BYTES = 1 << 20
 """A longer text goes up as a file, and the row holds its beginning."""
+GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+"""What reading a payload raises that is not there, or not for us, and will not be."""
 _FOLDERS = {"image": "images", "video": "videos", "audio": "audio"}
 
 
@@ -31,6 +33,8 @@ class Upload:
 
     name: str
     content: bytes | Path
+    of: tuple[int, str] | None = None
+    """Step and key of the value that it belongs to."""
 
     def read(self) -> bytes:
         """The bytes. Raises OSError."""
@@ -79,7 +83,7 @@ class MediaEncoder:
         if len(data) <= max_bytes:
             return text
         name = f"media/text/{path_part(key)}_{step}_{sha256(data).hexdigest()[:20]}.txt"
-        into.uploads.append(Upload(name, data))
+        into.uploads.append(Upload(name, data, (step, key)))
         return f"{data[:max_bytes].decode('utf-8', 'ignore')}\n[the whole text of {len(data)} bytes: {name}]"
 
     def _file(self, key: str, step: int, kind: str, item: MediaItem, into: Encoded) -> dict[str, Any]:
@@ -88,7 +92,7 @@ class MediaEncoder:
         extension = path.suffix.lstrip(".")
         name = f"media/{_FOLDERS[kind]}/{path_part(key)}_{step}_{digest[:20]}.{extension}"
         made: dict[str, Any] = {"_type": f"{kind}-file", "sha256": digest, "size": path.stat().st_size, "path": name}
-        into.uploads.append(Upload(name, path))
+        into.uploads.append(Upload(name, path, (step, key)))
         if kind == "image":
             made["format"] = info.get("format") or extension
         if kind in ("image", "video"):
@@ -117,7 +121,7 @@ class MediaEncoder:
         path.stat()  # a file that went away is found out here, where it costs its key alone
         own = Path(str(item.info.get("name") or path.name)).name
         name = f"media/files/{path_part(key)}_{step}_{path.name[:20]}/{path_part(own)}"
-        into.uploads.append(Upload(name, path))
+        into.uploads.append(Upload(name, path, (step, key)))
         return name
 
     def _table(self, key: str, step: int, table: Table, into: Encoded) -> dict[str, Any]:
@@ -125,7 +129,7 @@ class MediaEncoder:
         digest = sha256(content).hexdigest()
         mode = table.log_mode if table.log_mode in ("MUTABLE", "INCREMENTAL") else "IMMUTABLE"
         name = f"media/table/{path_part(key)}_{step}_{digest[:20]}.table.json"
-        into.uploads.append(Upload(name, content))
+        into.uploads.append(Upload(name, content, (step, key)))
         left_out = len(table.rows) - tables.MAX_ARTIFACT_ROWS
         if left_out > 0:
             into.refused.append(Refusal(step, key, f"{left_out} rows of a table above the {tables.MAX_ARTIFACT_ROWS}"))

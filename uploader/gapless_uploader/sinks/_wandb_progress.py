@@ -38,6 +38,8 @@ class Progress:
     increments: dict[str, dict[str, Any]] = field(default_factory=dict)
     renamed: list[str] = field(default_factory=list)
     """Keys that have another name at W&B."""
+    refused: list[str] = field(default_factory=list)
+    """Keys without which W&B took what it had refused."""
 
     def copy(self) -> Progress:
         """One that may be changed while this one stays."""
@@ -55,6 +57,7 @@ class Progress:
 
 _FIELDS = (
     "lines", "events", "output", "top", "last", "late", "ended", "folds", "shown", "increments", "renamed",
+    "refused",
 )  # fmt: skip
 
 

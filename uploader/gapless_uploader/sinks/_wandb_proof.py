@@ -13,7 +13,7 @@ _MAX_WINDOWS = 8
 
 @dataclass(frozen=True, slots=True)
 class Unproved:
-    """What is not there; with `shows_other` a row is there with another value."""
+    """What is not there; with `shows_other` a row is there with another value, or lines that were taken are not."""
 
     what: str
     step: int | None = None
@@ -76,6 +76,8 @@ class Proof:
             return Unproved(f"the state {self.state} (it shows {found['state']})")
         if (found["progress"] or {}).get("lines") != self.num_lines:
             return Unproved(f"the progress of {self.num_lines} lines")
+        if found["lines"] < self.num_lines:
+            return Unproved(f"more than {found['lines']} of {self.num_lines} lines", shows_other=True)
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 import orjson
@@ -50,12 +51,15 @@ def summary_file(summary: str) -> bytes:
     return b"".join(stream_file("wandb-summary.json", 0, [summary]))
 
 
-def summary_text(run: RunView, progress: Progress, held: dict[str, Any], max_bytes: int) -> str:
-    """The run's summary by its rules, with `held` as its `_gapless`; the largest values go where it is too large."""
+def summary_text(
+    run: RunView, progress: Progress, held: dict[str, Any], max_bytes: int, left_out: Collection[str] = ()
+) -> str:
+    """The run's summary by its rules, with `held` as its `_gapless`, without the keys `left_out`; the largest values
+    go where it is too large."""
     rules = Rules(run.axes)
     values: dict[str, Any] = {}
     for key, value in [*((key, shown[1]) for key, shown in progress.shown.items()), *run.summary.items()]:
-        if isinstance(value, Table | Media | Missing):
+        if isinstance(value, Table | Media | Missing) or key in left_out:
             continue
         try:
             simple = plain(value.text[:MAX_TEXT_BYTES] if isinstance(value, Text) else value)

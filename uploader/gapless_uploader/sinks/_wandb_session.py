@@ -6,6 +6,7 @@ Requests of new rows may follow the first before it is shown; their acks say so.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,18 +14,22 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from gapless_uploader.operations import State
-from gapless_uploader.sink import Ack, Batch, Memo, Place, Refusal, Rejected, Resume, Retryable, RunView
+from gapless_uploader.sink import Ack, Batch, Memo, Parked, Place, Refusal, Rejected, Resume, Retryable, RunView
 from gapless_uploader.sinks import _wandb_queries as queries
 from gapless_uploader.sinks._wandb_ahead import ASKER, Ahead
-from gapless_uploader.sinks._wandb_describe import config_text, git_of, program_of, tags_of
-from gapless_uploader.sinks._wandb_draft import Draft, Limits
-from gapless_uploader.sinks._wandb_files import RunPlace, send_artifact, upload
+from gapless_uploader.sinks._wandb_describe import config_text, git_of, labels_of, program_of, tags_of
+from gapless_uploader.sinks._wandb_draft import REFUSED_KEY, Draft, Limits
+from gapless_uploader.sinks._wandb_files import FileRefused, RunPlace, send_artifact, upload
+from gapless_uploader.sinks._wandb_find import Held
 from gapless_uploader.sinks._wandb_http import Http
+from gapless_uploader.sinks._wandb_lines import careful_body, spool_key
 from gapless_uploader.sinks._wandb_progress import Progress, in_summary
 from gapless_uploader.sinks._wandb_proof import Proof, Unproved
 from gapless_uploader.sinks._wandb_request import end_files, request_body, stream_file, summary_file, summary_text
 
-_ENDS = ("finished", "failed", "crashed")
+ENDS = ("finished", "failed", "crashed")
+_MAX_SINGLE = 32
+"""More keys that W&B never took are not left out one by one."""
 PATIENCE = 20
 """How often a row that W&B shows with other values is looked at again, a second apart, before that is the answer."""
 
@@ -34,6 +39,9 @@ class Shows(Protocol):
 
     def look(self, place: RunPlace, steps: list[tuple[int, int]]) -> dict[str, Any]:
         """`rows`, `state` and `progress` of a run. Raises Retryable."""
+
+    def count_lines(self, place: RunPlace) -> int:
+        """How many lines of history W&B counts. Raises Retryable."""
 
 
 @dataclass(slots=True)
@@ -72,6 +80,25 @@ class WandbSession:
         """How often a request that was sent again had been looked for."""
         self._is_proved = not limits.read_back
         self._late_is_proved = not limits.read_back
+        self._taken: set[str] = set()
+        """Keys that W&B holds in rows or in the summary."""
+        self._is_wary = False
+        """W&B refused something: its summary says nothing of keys that are not taken yet."""
+        self._refused_files: dict[tuple[int, str], str] = {}
+        """(step, key) of values whose files W&B did not take -> why."""
+        self._end_proof: Proof | None = None
+        """Of an end that W&B was told in an earlier life, of which nobody knows whether it was shown."""
+
+    def go_on_ended(self, state: str, entity: str, memo: Memo) -> None:
+        """The run has ended at W&B as `state`: nothing is said of it before there is something new."""
+        self._place = replace(self._place, entity=self._place.entity or entity)
+        self._check = memo.get("check")
+        if self._check is None and state != "crashed" and self._limits.read_back:
+            self._end_proof = Proof(state=state, num_lines=self._progress.lines)
+
+    def know(self, held: Held) -> None:
+        """Take over what W&B holds of the run."""
+        self._taken.update(map(spool_key, held.values()))
 
     def describe(
         self,
@@ -80,16 +107,14 @@ class WandbSession:
         tags: list[str] | None = None,
         renamed: list[str] | None = None,
     ) -> None:
-        """Say what the run is, unless W&B knows it in these words. Raises Retryable, Rejected and Parked."""
+        """Say what the run is, unless W&B knows it in these words. Raises Retryable and Parked."""
         remote, commit = git_of(run)
         variables = {
             "name": self._place.run,
             "project": self._place.project,
             "entity": self._place.entity or None,
-            "groupName": run.group,
-            "displayName": run.name,
+            **labels_of(run),
             "notes": run.notes,
-            "jobType": run.job_type,
             "tags": [*tags_of(run), *(tags or [])],
             "host": run.host or None,
             "program": program_of(run.system.get("command")),
@@ -99,7 +124,13 @@ class WandbSession:
         }
         if variables == self._upserted:
             return
-        answer = self._http.graphql("UpsertBucket", queries.UPSERT, variables).get("upsertBucket")
+        try:
+            answer = self._http.graphql("UpsertBucket", queries.UPSERT, variables).get("upsertBucket")
+        except Rejected as error:
+            raise Parked(
+                f"{error}: something of what the run is (its name, group, tags, notes or config) W&B does not take;"
+                " change it there with gapless.init(..., id=) of the same run, which the newest start decides"
+            ) from None
         project = ((answer or {}).get("bucket") or {}).get("project") or {}
         entity = (project.get("entity") or {}).get("name")
         if not isinstance(answer, dict) or not entity:
@@ -110,7 +141,10 @@ class WandbSession:
         self._upserted = {**variables, "entity": entity, "project": project["name"]}
 
     def write(self, batch: Batch) -> Ack:
-        """Send a prefix of the batch in one request. Raises Retryable, Rejected, Parked and Resume."""
+        """Send a prefix of the batch in one request. Raises Retryable, Rejected, Parked and Resume.
+
+        Rejected is one operation's own fault: W&B was asked whether it takes anything of the run.
+        """
         sent = self._sent
         if sent is not None and sent.place == batch.place and sent.ack.done <= len(batch.operations):
             return self._delivered(sent)
@@ -123,19 +157,30 @@ class WandbSession:
                 self._settle()
             try:
                 return self._send(batch, draft)
+            except FileRefused as error:
+                if error.of in self._refused_files:
+                    raise Rejected(error.reason) from None
+                self._refused_files[error.of] = error.reason
             except Rejected as error:
                 largest = max(map(len, draft.lines), default=0)
-                if not error.too_large or draft.done > 1 or largest < 2_048:
+                if draft.done > 1 or (error.too_large and largest < 2_048):
                     raise
+                if not error.too_large:
+                    return self._send_the_rest(batch, draft, error)
                 self._max_row_bytes = largest // 2
 
     def heartbeat(self, now: float) -> None:
         """An empty request: the training lives. Raises Retryable and Parked."""
-        self._http.stream(self._path, b"{}")
+        try:
+            self._http.stream(self._path, b"{}")
+        except Rejected as error:
+            raise Retryable(str(error)) from None
 
     def flush(self) -> Memo:
         """Every yes was W&B's own, and is in the memo. Raises Retryable while the first is not shown."""
         self._settle()
+        if self._end_proof is not None:
+            self._look_at_the_end(self._end_proof)
         return self._memo(self._progress)
 
     def close(self) -> None:
@@ -152,15 +197,49 @@ class WandbSession:
         memo = {"run": self._place.run, **progress.to_memo()}
         return {**memo, "check": self._check} if self._check is not None and progress.ended else memo
 
-    def _draft(self, batch: Batch) -> Draft:
+    def _draft(self, batch: Batch, without: Collection[str] = ()) -> Draft:
         progress = self._progress.copy()
-        draft = Draft(batch.run, progress, str(self._place), self._max_row_bytes, progress.lines)
+        progress.refused += without
+        draft = Draft(
+            batch.run,
+            progress,
+            str(self._place),
+            self._max_row_bytes,
+            progress.lines,
+            refused_files=self._refused_files,
+        )
         is_first = not self._is_proved and self._ahead is None
         if is_first:
             draft.take(batch.operations, self._limits.first_rows, self._limits.first_bytes)
         else:
             draft.take(batch.operations, len(batch.operations), self._limits.max_post_bytes)
         return draft
+
+    def _send_the_rest(self, batch: Batch, draft: Draft, error: Rejected) -> Ack:
+        """One operation without the keys for which W&B refused it: of those that it never took the fewest that will
+        do. The summary, which may have been the reason, says nothing of keys that are in no row that W&B took.
+
+        Raises Rejected where it is the operation itself, and Parked where W&B takes nothing of the run.
+        """
+        self._settle()
+        self._is_wary = True
+        unknown = sorted(draft.keys.difference(self._taken, draft.progress.refused))
+        for without in _subsets(unknown):
+            if without and draft.keys.issubset(without):
+                continue  # then nothing says that a key is the reason
+            try:
+                return self._send(batch, self._draft(batch, without))
+            except Rejected:
+                continue
+        held = in_summary(self._progress, batch.run.generation, batch.place)
+        try:
+            self._http.stream(self._path, b'{"files":{%b}}' % summary_file(careful_body({"_gapless": held})))
+        except Rejected:
+            raise Parked(
+                f"{error}, and any other of this run; see at W&B what it may not do any more, or upload it anew with"
+                f" --new-id {batch.run.run_id}=ID"
+            ) from None
+        return self._send(batch, self._draft(batch))  # once more, since W&B may have come round in between
 
     def _send(self, batch: Batch, draft: Draft) -> Ack:
         run, progress = batch.run, draft.progress
@@ -170,19 +249,27 @@ class WandbSession:
         names = upload(self._http, self._place, draft.media.uploads) if draft.media.uploads else []
         for artifact in draft.media.artifacts:
             send_artifact(self._http, self._place, artifact)
-        if draft.described:
+        if draft.described or self._upserted is None:
             self.describe(run, renamed=progress.renamed)
         end = _end_of(draft, run, self._progress.ended)
         if draft.state is not None or end is not None:
             progress.ended = end is not None
         place = replace(batch.place, done=batch.place.done + draft.done)
-        summary = summary_text(run, progress, in_summary(progress, run.generation, place), self._max_row_bytes)
+        held = in_summary(progress, run.generation, place)
+        unknown = self._unknown(draft) if self._is_wary else set()
+        left_out = unknown.union(progress.refused)
+        summary = summary_text(run, progress, held, self._max_row_bytes, left_out)
         if end is not None:
-            names += upload(self._http, self._place, end_files(run, progress, summary, self._version))
+            try:
+                names += upload(self._http, self._place, end_files(run, progress, summary, self._version))
+            except Rejected as error:  # the run ends without them
+                draft.refused.append(Refusal(None, "files of the run's end", str(error)))
         self._http.stream(self._path, request_body(draft, self._progress, summary, names, end), batch.meanwhile)
+        self._taken.update(draft.keys, run.summary.keys() - left_out)
         if end == "crashed":
             self._mark_crashed()
-        ack = Ack(draft.done, self._memo(progress), [*self._refused_ahead, *draft.refused])
+        never_sent = [Refusal(None, key, REFUSED_KEY) for key in unknown] if end is not None else []
+        ack = Ack(draft.done, self._memo(progress), [*self._refused_ahead, *draft.refused, *never_sent])
         self._refused_ahead = []
         if self._ahead is not None:
             self._ahead.summary, ack.is_proved = summary, False
@@ -193,6 +280,10 @@ class WandbSession:
             return self._read_back(batch, draft, ack, end)
         self._progress = progress
         return ack
+
+    def _unknown(self, draft: Draft) -> set[str]:
+        """Keys of the summary that are in no row that W&B was sent, or is known to refuse."""
+        return draft.run.summary.keys() - self._taken - draft.keys - set(draft.progress.refused)
 
     def _may_run_ahead(self, draft: Draft) -> bool:
         """Whether the draft only adds to the history, so that nothing rests on what W&B shows of earlier rows."""
@@ -251,22 +342,39 @@ class WandbSession:
         return self._delivered(self._sent)
 
     def _delivered(self, sent: _Sent) -> Ack:
-        found = self._reads.look(self._place, sent.proof.windows())
+        found = self._found(sent.proof)
         if sent.late and sent.proof.shows_both(found["rows"]):
             self._go_by_axis(sent.run)
         missing = sent.proof.missing(found)
         if missing is not None:
             self._wait_for(sent, missing)
-        if sent.proof.state is not None:
-            shown = f"wandb.Api shows {sent.proof.num_lines} lines and the state {sent.proof.state}"
-            self._check = {
-                "ok": missing is None,
-                "text": shown if missing is None else f"{shown}, and not {missing.what}",
-            }
+        self._note_check(sent.proof, missing)
         self._sent = None
         self._is_proved, self._late_is_proved = True, self._late_is_proved or sent.late
         self._progress = sent.progress
         return sent.ack
+
+    def _look_at_the_end(self, proof: Proof) -> None:
+        """Take for the run's check what W&B shows of it now. Raises Retryable while that may still change."""
+        missing = proof.missing(self._found(proof))
+        proof.tries += 1
+        if missing is not None and proof.tries < PATIENCE:
+            raise _not_shown(missing)
+        self._note_check(proof, missing)
+        self._end_proof = None
+
+    def _found(self, proof: Proof) -> dict[str, Any]:
+        """What W&B shows of what is to be proved. Raises Retryable."""
+        found = self._reads.look(self._place, proof.windows())
+        return {**found, "lines": self._reads.count_lines(self._place)} if proof.state is not None else found
+
+    def _note_check(self, proof: Proof, missing: Unproved | None) -> None:
+        if proof.state is None:
+            return
+        said = f"W&B counts {proof.num_lines} lines and wandb.Api shows the state {proof.state}"
+        if missing is not None:
+            said = f"W&B was sent {proof.num_lines} lines and the state {proof.state}, and does not show {missing.what}"
+        self._check = {"ok": missing is None, "text": said}
 
     def _wait_for(self, sent: _Sent, missing: Unproved) -> None:
         """Raise Retryable while the server may still come to show it; after that say what it shows instead."""
@@ -275,7 +383,8 @@ class WandbSession:
         if missing.shows_other and proof.tries >= PATIENCE:
             if sent.late:
                 self._go_by_axis(sent.run)
-            sent.ack.refused.append(_shows_other(missing))
+            if missing.step is not None:
+                sent.ack.refused.append(_shows_other(missing))
             return
         if proof.tries % 5 == 0:
             # The same request again, for one that a late effect of an older one undid: it writes what it wrote.
@@ -303,6 +412,18 @@ class WandbSession:
         self._http.graphql("UpsertBucket", queries.UPSERT, {**variables, "state": "crashed"})
 
 
+def _subsets(keys: list[str]) -> Iterator[Sequence[str]]:
+    """None, each of a few by itself, the halves, all."""
+    yield []
+    if 1 < len(keys) <= _MAX_SINGLE:
+        yield from ([key] for key in keys)
+    if len(keys) > 1:
+        yield keys[: len(keys) // 2]
+        yield keys[len(keys) // 2 :]
+    if keys:
+        yield keys
+
+
 def _not_shown(missing: Unproved) -> Retryable:
     return Retryable(f"W&B took the request, and wandb.Api does not show it yet: {missing.what}", 1.0)
 
@@ -315,5 +436,5 @@ def _end_of(draft: Draft, run: RunView, was_ended: bool) -> str | None:
     """How the run ends with this request; None while it goes on."""
     state: State | None = draft.state
     if state is not None:
-        return state.state if state.state in _ENDS else None
-    return run.state if was_ended and run.state in _ENDS else None
+        return state.state if state.state in ENDS else None
+    return run.state if was_ended and run.state in ENDS else None

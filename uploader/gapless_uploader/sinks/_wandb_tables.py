@@ -18,6 +18,7 @@ from gapless_uploader.operations import Table
 
 MAX_MEDIA_ROWS = 10_000
 MAX_ARTIFACT_ROWS = 200_000
+_MAX_COLLECTION = 128
 _DIGITS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
@@ -32,7 +33,13 @@ class TableArtifact:
     client_id: str
     sequence_client_id: str
     step: int
+    key: str
     incremental: bool = False
+
+    @property
+    def of(self) -> tuple[int, str]:
+        """Step and key of the table."""
+        return self.step, self.key
 
     @property
     def address(self) -> str:
@@ -75,6 +82,7 @@ def whole(place: str, key: str, step: int, table: Table, mode: str) -> TableArti
         _name(place, key, str(step), content),
         _name(place, collection),
         step,
+        key,
     )
 
 
@@ -92,15 +100,20 @@ def increment(place: str, key: str, step: int, table: Table, number: int, before
         _name(place, key, str(step), content),
         _name(place, collection),
         step,
+        key,
         incremental=True,
     )
 
 
 def collection_name(name: str) -> str:
-    """`name` where W&B takes it, else what is left of it and a checksum of the whole, as W&B's client names it."""
+    """`name` where W&B takes it, else what is left of it and a checksum of the whole, as W&B's client names it.
+
+    W&B takes 128 characters, which its client does not heed.
+    """
     left = re.sub(r"[^a-zA-Z0-9_\-.]", "", name)
-    if left == name:
+    if left == name and len(name) <= _MAX_COLLECTION:
         return name
+    left = left[: _MAX_COLLECTION - 7]
     checksum = crc32(name.encode("utf-8", "surrogatepass")).to_bytes(4, "big")
     return f"{left}-{base64.urlsafe_b64encode(checksum).decode().rstrip('=')}"
 

@@ -21,14 +21,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gapless_uploader.sink import Capabilities, Memo, Misconfigured, Parked, Place, Resume, RunView, Session
+from gapless_uploader.sink import Capabilities, Memo, Misconfigured, Parked, Place, Resume, Retryable, RunView, Session
 from gapless_uploader.sinks._wandb_describe import project_name, run_name
 from gapless_uploader.sinks._wandb_draft import Limits
 from gapless_uploader.sinks._wandb_files import RunPlace
 from gapless_uploader.sinks._wandb_find import Finder
 from gapless_uploader.sinks._wandb_http import NOT_LET_IN, Credentials, Http
 from gapless_uploader.sinks._wandb_reader import READER
-from gapless_uploader.sinks._wandb_session import WandbSession
+from gapless_uploader.sinks._wandb_session import ENDS, WandbSession
 
 MODES = ("online", "offline", "disabled")
 TESTED = (0, 31)
@@ -136,12 +136,18 @@ class WandbSink:
         place = self.place(run)
         if memo and memo.get("run", place.run) != place.run:
             raise Resume("the run has another id at W&B now", run.generation, Place(), {})
-        progress, is_there = self._finder.find(place, run, memo)
+        found = self._finder.find(place, run, memo)
         if self._limits.read_back:
             READER.connect(self.credentials(False))  # W&B let us in with these
+        progress, held = found.progress, found.held
         progress.late = progress.late or self._late
         session = WandbSession(self, self._http, place, progress, self._limits, self._version)
-        session.describe(run, must_be_new=not is_there)
+        if held is not None:
+            session.know(held)
+        if held is not None and progress.ended and run.state in ENDS:
+            session.go_on_ended(run.state, held.entity, memo)  # a run that is described shows as running again
+        else:
+            session.describe(run, must_be_new=held is None)
         return session
 
     def _know_the_library(self) -> None:
@@ -178,9 +184,18 @@ class WandbSink:
             run_name(tracker_id),
         )
 
+    def count_lines(self, place: RunPlace) -> int:
+        """How many lines of history W&B counts. Raises Retryable."""
+        held = self._finder.look(place)
+        return held.lines if held else 0
+
     def look(self, place: RunPlace, steps: list[tuple[int, int]]) -> dict[str, Any]:
         """What `wandb.Api` shows of the run. Raises Retryable."""
-        return READER.look(self.credentials(False), str(place), steps)
+        try:
+            return READER.look(self.credentials(False), str(place), steps)
+        except Retryable:
+            self._finder.look(place)  # by our own request a key that expired is found out, and read anew
+            raise
 
     def credentials(self, anew: bool) -> Credentials:
         """Host and key, from the environment or where `wandb` keeps them; anew when the server refused the key."""
