@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
 
@@ -50,26 +51,30 @@ def fill(folder: Path) -> Path:
     return filler
 
 
-def full_for(folder: Path, seconds: float, durability: str) -> None:
-    """Log every 5 ms; the disk is full for `seconds` in the middle."""
+def full_for(folder: Path, rows: int, durability: str) -> None:
+    """Log `rows` rows, fill the disk, log until that fails and `rows` more, free the disk and log as many again."""
     run = gapless.init("p", dir=folder / "spool", durability=durability)
-    filler, failed = None, False
-    begin = monotonic()
-    number = 0
-    while monotonic() - begin < 3 * seconds:
-        run.log({"n": number}, step=number)
-        number += 1
-        sleep(0.005)
-        if filler is None and seconds < monotonic() - begin < 2 * seconds:
-            filler = fill(folder)
-        if filler is not None and filler.exists():
-            failed = failed or run.stats().failing
-            if monotonic() - begin > 2 * seconds:
-                filler.unlink()
-    run.finish()
+    numbers = count()
 
-    assert failed
-    assert [record.data["n"] for record in only(run.path, "metrics")] == list(range(number))
+    def log(num_rows: int) -> None:
+        for number in islice(numbers, num_rows):
+            run.log({"n": number}, step=number)
+            sleep(0.005)  # so that the writer has many turns
+
+    assert run._writer.opened.wait(60)
+    log(rows)
+    filler = fill(folder)
+    give_up = monotonic() + 60
+    while not run.stats().failing:
+        assert monotonic() < give_up
+        log(1)
+    log(rows)
+    filler.unlink()
+    log(rows)
+    run.finish()
+    num_logged = next(numbers)
+
+    assert [record.data["n"] for record in only(run.path, "metrics")] == list(range(num_logged))
     assert run.stats().dropped == 0
     assert len(segments(run.path)) > 1
 
@@ -77,14 +82,14 @@ def full_for(folder: Path, seconds: float, durability: str) -> None:
 @pytest.mark.parametrize("durability", ["thread", "write"])
 def test_a_full_disk_loses_nothing(small_disk: Path, durability: str) -> None:
     """A tmpfs that is full for a while and is then freed: all rows are there."""
-    full_for(small_disk, 0.5, durability)
+    full_for(small_disk, 100, durability)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("durability", ["thread", "write", "sync"])
 def test_a_disk_full_for_three_seconds_loses_nothing(small_disk: Path, durability: str) -> None:
-    """The same for 3 s of 9."""
-    full_for(small_disk, 3.0, durability)
+    """The same for 600 rows, which take 3 s, of 1,800."""
+    full_for(small_disk, 600, durability)
 
 
 def test_a_full_disk_at_the_start_loses_nothing(small_disk: Path) -> None:
