@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gapless_uploader.steps import Outcome
 from tests.servers.wandb_server import WandbServer
 from tests.sinks.wandb.lives import Clock, Lives, history_lines
 from tests.wandb_spool import Attempt, files_of
@@ -103,16 +104,25 @@ def test_rows_follow_the_first_request_and_count_with_it(lives: Lives, held: Hel
     assert_whole(lives, server)
 
 
-def test_the_end_waits_for_the_first_read_back(lives: Lives, held: HeldBack, server: WandbServer) -> None:
+def test_the_end_waits_for_the_first_read_back(
+    lives: Lives, held: HeldBack, server: WandbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The batch that reaches the spool's end, and the run's end in it, are not sent before the first rows are shown."""
     looks_before: list[tuple[int, bool]] = []
-    sent = watched(lives, lambda body: looks_before.append((held.looks, b'"complete":true' in body)))
-    threading.Timer(0.5, held.let_go.set).start()
+    watched(lives, lambda body: looks_before.append((held.looks, b'"complete":true' in body)))
+    prove = lives.pipeline._prove
+
+    def let_go_and_prove(outcome: Outcome) -> None:
+        held.let_go.set()
+        prove(outcome)
+
+    monkeypatch.setattr(lives.pipeline, "_prove", let_go_and_prove)
     lives.run()
 
-    assert len(sent) > 5
-    assert [looks for looks, is_end in looks_before if is_end] == [1]
-    assert looks_before[2][0] == 0
+    *ahead, end = looks_before
+    assert len(ahead) > 4
+    assert ahead == [(0, False)] * len(ahead)
+    assert end == (1, True)
     assert_whole(lives, server)
 
 
