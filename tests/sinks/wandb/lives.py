@@ -57,7 +57,7 @@ class Lives:
     def __init__(self, root: Path, url: str, clock: Clock, max_operations: int = 400, **options: Any) -> None:
         self.root, self.url, self.clock = root, url, clock
         self.committed: dict[str, Any] | None = None
-        self.options = {"settle_s": 5.0, "timeout_s": 2.0, **options}
+        self.options = {"settle_s": 5.0, "timeout_s": 60.0, **options}
         self.pipeline_options = PipelineOptions()
         self.max_operations = max_operations
         self.dies_in: int | None = None

@@ -17,7 +17,7 @@ class LoopbackSink(WandbSink):
     """Credentials come from the test, whatever this machine is logged in to."""
 
     def __init__(self, url: str, key: str = DEFAULT_KEY, **options: Any) -> None:
-        super().__init__(**{"mode": "online", "settle_s": 0.0, "timeout_s": 5.0, "upload_interval": 0.0, **options})
+        super().__init__(**{"mode": "online", "settle_s": 0.0, "timeout_s": 60.0, "upload_interval": 0.0, **options})
         self.found = Credentials(url, key)
 
     def _ask(self, anew: bool) -> Credentials:
