@@ -85,6 +85,8 @@ class World:
     settle_s: float = 60.0
     on_rewind: str = "new-run"
     max_bytes: int = 2 << 20
+    timeout_s: float = 30.0
+    """Real seconds: short only where an answer is to be given up."""
     clock: float = 1_000.0
     uploader: Uploader | None = None
     events: list[Event] = field(default_factory=list)
@@ -102,7 +104,7 @@ class World:
         return SpoolWriter(self.spool, attempt, **options)
 
     def sink(self) -> SwanlabSink:
-        sink = SwanlabSink(settle=self.settle_s, timeout=0.5, now=lambda: self.clock)
+        sink = SwanlabSink(settle=self.settle_s, timeout=self.timeout_s, now=lambda: self.clock)
         object.__setattr__(sink.capabilities, "max_bytes", self.max_bytes)
         return sink
 
