@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless_uploader import events
@@ -88,7 +88,6 @@ def test_odd_bandwidth_is_refused(text: str):
         parse_bandwidth(text)
 
 
-@settings(deadline=None)
 @given(
     amount=st.integers(1, 300),
     period=st.sampled_from([1.0, 60.0, 3600.0]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless_uploader.sinks._swanlab_names import key_name, project_name, run_slug, section_of
@@ -24,18 +24,15 @@ ODD += [
     "[/]" * 200,
     "%s%d",
 ]
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 names = st.one_of(st.text(), st.sampled_from(ODD), st.text(alphabet="ab./ ~_\n", max_size=6), st.text(min_size=500))
 
 
-@patient
 @given(names, names)
 def test_two_keys_never_become_one(one: str, other: str) -> None:
     """Different keys have different names."""
     assert (one == other) == (key_name(one) == key_name(other))
 
 
-@patient
 @given(names)
 def test_a_key_is_one_that_the_library_would_keep(key: str) -> None:
     """What comes out is what the library's own rules leave untouched, with room for our companions."""
@@ -62,7 +59,6 @@ def test_a_key_that_swanlab_keeps_stays(key: str) -> None:
     assert key_name(key) == key
 
 
-@patient
 @given(names, names)
 def test_projects_and_runs_stay_apart(one: str, other: str) -> None:
     """Different projects and run ids have different names, all of which SwanLab takes."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless._stats import reduce
@@ -137,7 +137,7 @@ def assert_same(result: dict[str, float], batches: list[MicroBatch]) -> None:
 
 
 @given(per_rank=recordings(1))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_one_rank_agrees_with_the_reference(per_rank: list[list[MicroBatch]]) -> None:
     """Any masks, shapes, types and numbers of recordings, twice in a row from one tracker."""
     tracker = DistributedStatsTracker()
@@ -148,7 +148,7 @@ def test_one_rank_agrees_with_the_reference(per_rank: list[list[MicroBatch]]) ->
 
 def assert_ranks_agree(ranks: Ranks, num_ranks: int, num_examples: int) -> None:
     @given(per_rank=recordings(num_ranks), max_gathered_bytes=st.sampled_from([0, 1 << 18]))
-    @settings(max_examples=num_examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=num_examples)
     def agree(per_rank: list[list[MicroBatch]], max_gathered_bytes: int) -> None:
         results = ranks(exported, per_rank, max_gathered_bytes=max_gathered_bytes)
 
@@ -173,7 +173,7 @@ def test_ranks_agree_over_many_more_examples(ranks: Ranks, num_ranks: int) -> No
 
 
 @given(per_rank=recordings(1), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_order_of_recordings_does_not_matter(per_rank: list[list[MicroBatch]], data: Any) -> None:
     """The same micro-batches in another order are the same rows."""
     batches = data.draw(st.permutations(per_rank[0]))
@@ -187,7 +187,7 @@ def test_the_order_of_ranks_does_not_matter(ranks: Ranks) -> None:
     """The same parts on other ranks are the same rows."""
 
     @given(per_rank=recordings(3), data=st.data())
-    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=20)
     def agree(per_rank: list[list[MicroBatch]], data: Any) -> None:
         shuffled = data.draw(st.permutations(per_rank))
         results = ranks(exported, shuffled, max_gathered_bytes=0)
