@@ -12,6 +12,17 @@ ROOT = Path(__file__).parents[2]
 _OURS = ("GAPLESS_", "SLURM_", "TORCHELASTIC", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
+PATIENT = """\
+import gapless.run, gapless.system
+gapless.run.OPEN_TIMEOUT_S = gapless.run.DESCRIBE_TIMEOUT_S = gapless.system.LIMIT_S = 60.0
+"""
+
+
+def patiently(script: str) -> str:
+    """`script` with the training's own limits far off: its disk may be slow, and nothing is left out for it."""
+    return PATIENT + textwrap.dedent(script)
+
+
 def environment(**extra: str) -> dict[str, str]:
     """This process's environment without any job's variables, with the packages on the path."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}

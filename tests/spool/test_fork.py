@@ -10,7 +10,7 @@ import pytest
 
 import gapless
 from tests.spool.oracle import header, only, records, segments
-from tests.spool.scripts import environment, run, start
+from tests.spool.scripts import environment, patiently, run, start
 
 
 def metrics(folder: Path) -> list[list[float]]:
@@ -127,8 +127,7 @@ def test_data_loader_workers_leave_the_run_alone(tmp_path: Path) -> None:
 def test_threads_share_a_run(tmp_path: Path, durability: str) -> None:
     """8 threads log at once: every row is there, each thread's rows in its order, seqs without a hole."""
     rows = 1000 if durability != "sync" else 40
-    done = run(
-        """
+    script = """
         import sys, threading, gapless
         run = gapless.init("p", dir=sys.argv[1], id="r", durability=sys.argv[2])
         def work(worker):
@@ -137,11 +136,8 @@ def test_threads_share_a_run(tmp_path: Path, durability: str) -> None:
         threads = [threading.Thread(target=work, args=(worker,)) for worker in range(8)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
-        """,
-        tmp_path,
-        durability,
-        rows,
-    )
+        """
+    done = run(patiently(script), tmp_path, durability, rows)
     found = only(tmp_path / "p" / "r")
 
     assert done.stderr == ""
@@ -184,7 +180,8 @@ def test_64_processes_open_runs_at_once(tmp_path: Path) -> None:
             if pid == 0:
                 os.close(gate_w)
                 os.read(gate_r, 1)
-                run = gapless.init("p", "same name", dir=sys.argv[1], id="shared" if child % 2 else None)
+                run_id = "shared" if child % 2 else None
+                run = gapless.init("p", "same name", dir=sys.argv[1], id=run_id, finish_timeout=60)
                 run.log({"n": child})
                 run.finish()
                 os._exit(0 if run.stats().queued == 0 else 1)
@@ -192,7 +189,7 @@ def test_64_processes_open_runs_at_once(tmp_path: Path) -> None:
         os.close(gate_w)
         print(sum(os.waitpid(pid, 0)[1] for pid in children))
         """
-    done = run(script, tmp_path, timeout_s=120)
+    done = run(patiently(script), tmp_path, timeout_s=120)
     shared = tmp_path / "p" / "shared"
 
     assert (done.stdout, done.stderr) == ("0\n", "")
@@ -246,7 +243,7 @@ def test_racing_ranks_of_one_job_get_one_run(tmp_path: Path) -> None:
         os.close(out_w)
         print(len(set(os.read(out_r, 65536).split())))
         """
-    done = run(script, tmp_path, SLURM_JOB_ID="42")
+    done = run(patiently(script), tmp_path, SLURM_JOB_ID="42")
 
     assert done.stdout == "1\n", done.stderr
     assert len([path for path in (tmp_path / "p").iterdir() if path.name != ".jobs"]) == 1
@@ -275,8 +272,8 @@ def test_a_requeued_job_finds_its_runs_by_their_order(tmp_path: Path) -> None:
             run.finish()
         print(*ids)
         """
-    first = run(script, tmp_path, "a-10:00", "b-10:00", SLURM_JOB_ID="7").stdout
-    second = run(script, tmp_path, "a-11:00", "b-11:00", SLURM_JOB_ID="7").stdout
+    first = run(patiently(script), tmp_path, "a-10:00", "b-10:00", SLURM_JOB_ID="7").stdout
+    second = run(patiently(script), tmp_path, "a-11:00", "b-11:00", SLURM_JOB_ID="7").stdout
 
     assert first == second
     assert len(set(first.split())) == 2

@@ -308,6 +308,7 @@ def test_a_long_run_makes_few_files(tmp_path: Path) -> None:
     with gapless.init("p", dir=tmp_path) as run:
         for step in range(10_000):
             run.log({"x": step, **({"t": gapless.Table(["a"], [[step]])} if step % 10 == 0 else {})})
+        assert run._writer.described.wait(60)
 
     assert len([path for path in run.path.rglob("*") if path.is_file()]) == 2
     assert orjson.loads(segments(run.path)[0].read_bytes().split(b"\n")[-2])["seq"] == 11_003

@@ -14,7 +14,7 @@ import pytest
 import gapless
 from gapless.redact import REDACTED, is_secret_name, scrub_command, scrub_text, scrub_value
 from tests.spool.oracle import only
-from tests.spool.scripts import environment, run
+from tests.spool.scripts import environment, patiently, run
 
 HEX40 = "3f786850e387550fdab836ed7e6dc881de23001b"
 SHAPES = {
@@ -206,15 +206,12 @@ def test_the_git_remote_has_no_user(tmp_path: Path) -> None:
     (repository / ".git" / "config").write_text(
         '[core]\n\tbare = false\n[remote "origin"]\n\turl = https://me:t0ken@h/r.git\n'
     )
-    done = run(
-        """
+    script = """
         import os, sys, gapless
         os.chdir(sys.argv[2])
         gapless.init("p", dir=sys.argv[1], id="r").finish()
-        """,
-        tmp_path / "spool",
-        repository,
-    )
+        """
+    done = run(patiently(script), tmp_path / "spool", repository)
     (record,) = only(tmp_path / "spool" / "p" / "r", "system")
 
     assert done.returncode == 0, done.stderr

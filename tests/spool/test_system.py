@@ -11,27 +11,22 @@ from pathlib import Path
 import pytest
 
 import gapless
+from gapless import run as run_module
 from gapless import system, writer
 from gapless.config import read_environment
 from tests.spool.oracle import only
-from tests.spool.scripts import ROOT, run
+from tests.spool.scripts import ROOT, patiently, run
 
 
 def test_the_training_is_described(tmp_path: Path) -> None:
     """Host, user, command line, folder, versions, world size and job are those of the training process."""
-    done = run(
-        """
+    script = """
         import os, sys, torch, gapless
         os.chdir(sys.argv[2])
         with gapless.init("p", dir=sys.argv[1], id="r") as run:
             print(os.getpid())
-        """,
-        tmp_path,
-        tmp_path,
-        SLURM_JOB_ID="77",
-        WORLD_SIZE="4",
-        RANK="0",
-    )
+        """
+    done = run(patiently(script), tmp_path, tmp_path, SLURM_JOB_ID="77", WORLD_SIZE="4", RANK="0")
     (record,) = only(tmp_path / "p" / "r", "system")
 
     assert done.returncode == 0, done.stderr
@@ -44,8 +39,9 @@ def test_the_training_is_described(tmp_path: Path) -> None:
     assert str(tmp_path) in record.data["command"]
 
 
-def test_it_is_the_second_record_of_every_run(tmp_path: Path) -> None:
+def test_it_is_the_second_record_of_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However short a run is, it is described once, before its end."""
+    monkeypatch.setattr(run_module, "DESCRIBE_TIMEOUT_S", 60.0)
     for _ in range(10):
         with gapless.init("p", dir=tmp_path) as opened:
             pass
@@ -82,7 +78,7 @@ def test_a_slow_part_ends_the_description(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_part_that_fails_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that raises costs itself."""
     monkeypatch.setattr(system, "_user", lambda: 1 / 0)
-    found = system.describe(read_environment())
+    found = system.describe(read_environment(), now=lambda: 0.0)
 
     assert found["user"] is None
     assert found["python"] == platform.python_version()
@@ -135,6 +131,7 @@ def test_an_attempt_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest.Monk
     assert writer.ALIVE_S == 30.0
     monkeypatch.setattr(writer, "ALIVE_S", 0.01)
     run = gapless.init("p", dir=tmp_path)
+    assert run._writer.opened.wait(60)
     while len([r for r in only(run.path) if r.kind == "alive"]) < 3:
         pass
     run.finish()
