@@ -267,17 +267,22 @@ def test_ctrl_c_inside_finish_loses_nothing(tmp_path: Path) -> None:
     """A `finish` that is interrupted while it waits is gone on with at the process's end."""
     done = run(
         """
-        import os, signal, sys, threading, gapless
+        import os, signal, sys, threading, time, gapless
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
         run = gapless.init("p", dir=sys.argv[1], id="r")
-        assert run.flush()
+        assert run._writer.described.wait(30)
+        assert run.flush(30)
         hold = run._writer.journal.lock
         hold.acquire()
         for number in range(50):
             run.log({"n": number})
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        def interrupt():
+            while not run._writer._ending:
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt).start()
         try:
-            run.finish(3)
+            run.finish(3, timeout=60)
         except KeyboardInterrupt:
             print("interrupted")
         hold.release()

@@ -210,16 +210,16 @@ def test_files_follow_the_umask_and_links_are_not_followed(tmp_path: Path) -> No
     script = """
         import os, sys, gapless
         os.umask(0o027)
-        with gapless.init("p", dir=sys.argv[1], id="r", finish_timeout=0.2) as run:
+        with gapless.init("p", dir=sys.argv[1], id="r", finish_timeout=float(sys.argv[2])) as run:
             run.log({"text": gapless.Text("x" * 300_000)})
         """
-    run(script, tmp_path / "spool")
+    run(script, tmp_path / "spool", 60)
     modes = {path.name[-5:]: path.stat().st_mode & 0o777 for path in (tmp_path / "spool").rglob("*")}
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / "linked" / "p").mkdir(parents=True)
     (tmp_path / "linked" / "p" / "r").symlink_to(elsewhere)
-    done = run(script, tmp_path / "linked")
+    done = run(script, tmp_path / "linked", 0.2)
 
     assert modes["jsonl"] == 0o640
     assert modes["media"] == 0o750
