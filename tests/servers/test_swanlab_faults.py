@@ -76,6 +76,7 @@ def test_a_hang_answers_nothing_until_it_is_released(server: SwanLabServer, raw:
     raw.connection.sock.settimeout(0.3)
     with pytest.raises(TimeoutError):
         post(raw)
+    raw.connection.sock.settimeout(30)
     fault.release()
 
     assert raw.connection.sock.recv(1) == b""

@@ -90,6 +90,7 @@ def test_a_hang_never_answers(server: WandbServer, stream: Stream, when: str, le
     with pytest.raises(requests.Timeout):
         stream.send(1, timeout=0.2)
     fault.release()
+    assert fault.played.wait(30)
 
     assert stream.send(9, offset=1).status_code == 200
     assert stored(server) == [*left, 9]
@@ -124,6 +125,7 @@ def test_a_request_that_was_given_up_may_still_take_effect(server: WandbServer, 
     fault = server.arm("file_stream", "delay")
     with pytest.raises(requests.Timeout):
         stream.send(1, timeout=0.2)
+    assert fault.hit.wait(30)
     stream.send(2)
     before = stored(server)
     fault.release()
