@@ -102,6 +102,7 @@ def test_memory_stays_within_the_ring(tmp_path: Path) -> None:
 def test_a_payload_larger_than_the_ring_passes_when_nothing_waits(tmp_path: Path) -> None:
     """One row that alone exceeds the ring is written, not dropped, while the disk keeps up."""
     run = gapless.init("p", dir=tmp_path, ring_bytes=10_000)
+    assert run._writer.described.wait(60)
     assert run.flush()
     while run.stats().synced < run._ring.last.number or run._ring.size_bytes:
         run.flush()

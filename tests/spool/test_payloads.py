@@ -116,7 +116,7 @@ def test_large_tables_and_texts_go_beside_the_spool(tmp_path: Path) -> None:
 def test_a_text_value_of_any_length_is_whole(tmp_path: Path, size: int) -> None:
     """A text in a row that is too long for a line becomes a text record; the rest of the row stays a row."""
     text = "0123456789abcdef" * (size // 16)
-    with gapless.init("p", dir=tmp_path) as run:
+    with gapless.init("p", dir=tmp_path, finish_timeout=120) as run:
         run.log({"loss": 1.0, "output": text})
     found = [record for record in only(run.path) if record.step == 0]
     (whole,) = (r for r in found if r.data.get("key") == "output" or "output" in r.data)
