@@ -7,11 +7,13 @@ makes the sink in a folder and reads back what the tracker really holds.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from random import randrange
 from typing import Any
 
 from gapless_uploader.operations import Amend, Operation, Row, State, Value
@@ -212,3 +214,12 @@ def load_harness(kind: str) -> type[SinkHarness]:
     """The harness of `kind`, whose vendor is imported now."""
     found: type[SinkHarness] = import_module(f"{__package__}.harness_{kind}").Harness
     return found
+
+
+def free_port() -> int:
+    """A port that nobody listens on, and below those that the system gives away by itself."""
+    while True:
+        port = randrange(20_000, 32_000)
+        with suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            return port

@@ -13,7 +13,7 @@ from prometheus_client.samples import Sample
 from gapless_uploader.operations import Row, Value
 from gapless_uploader.sink import RunView
 from gapless_uploader.sinks.prometheus import PrometheusSink
-from tests.sinks.harness import Point, SinkHarness
+from tests.sinks.harness import Point, SinkHarness, free_port
 
 
 class LatestHarness(SinkHarness):
@@ -81,10 +81,3 @@ class Harness(LatestHarness):
 
     def close(self) -> None:
         self._sink.close()
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

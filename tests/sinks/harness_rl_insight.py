@@ -21,8 +21,8 @@ from rl_insight.utils import load_server_config_file
 
 from gapless_uploader.sink import RunView
 from gapless_uploader.sinks.rl_insight import RlInsightSink, _registry, _shown
-from tests.sinks.harness import Point
-from tests.sinks.harness_prometheus import LatestHarness, free_port
+from tests.sinks.harness import Point, free_port
+from tests.sinks.harness_prometheus import LatestHarness
 
 
 class Harness(LatestHarness):
@@ -92,7 +92,7 @@ class RlInsightServer:
         self._conf = load_server_config_file()
         OmegaConf.update(self._conf, "server.data_dir", str(targets().parent.parent))
         OmegaConf.update(self._conf, "server.runtime_dir", str(targets().parent.parent / "runtime"))
-        self._port = 0
+        self._port = free_port()
         self.up()
         self.url = f"http://127.0.0.1:{self._port}"
 
@@ -112,7 +112,6 @@ class RlInsightServer:
     def _serve(self, app: Any) -> None:
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
         listening = socket.create_server(("127.0.0.1", self._port))
-        self._port = listening.getsockname()[1]
         self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True)
         self._thread.start()
 

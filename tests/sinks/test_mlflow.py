@@ -23,7 +23,7 @@ from gapless_uploader.operations import Config, Identity, Rewind, Row, State, Sy
 from gapless_uploader.sink import Misconfigured, Parked, Rejected, Retryable, RunView
 from gapless_uploader.sinks._mlflow_names import TAG, Names, allowed, params_of
 from gapless_uploader.sinks.mlflow import MlflowSink
-from tests.sinks.harness import T0, Point, amend, batch, row, view, write
+from tests.sinks.harness import T0, Point, amend, batch, free_port, row, view, write
 from tests.sinks.harness_mlflow import Harness, empty_database, mlflow
 from tests.sinks.outage import World, play_outage
 from tests.sinks.proxy import Fault, FaultProxy
@@ -38,9 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path
     """A real MLflow server's port, and its database."""
     folder = tmp_path_factory.mktemp("mlflow")
     copyfile(empty_database(), folder / "mlflow.db")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command += [
         "--backend-store-uri",
@@ -212,11 +210,11 @@ def test_each_error_says_what_happens_next(
 
 def test_a_server_that_is_not_there_is_asked_again_later() -> None:
     """Nobody listens: Retryable, from `open` on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(Retryable):
-        MlflowSink(url).open(RUN, {})
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and does not listen: connections are refused, and nobody is given the port
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        with pytest.raises(Retryable):
+            MlflowSink(url).open(RUN, {})
 
 
 def test_a_deleted_run_parks(served: Served) -> None:

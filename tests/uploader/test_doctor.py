@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,14 @@ from tests.uploader.harness import SpoolDir
 def examined(*arguments: str | Path) -> tuple[int, dict[str, dict[str, str]]]:
     result = CliRunner().invoke(main, ["doctor", *map(str, arguments), "--json"])
     return result.exit_code, {one["what"]: one for one in json.loads(result.stdout)}
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """Bound and not listening: connections are refused, and nobody else is given the port."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def test_all_is_well(tmp_path: Path) -> None:
@@ -41,7 +50,9 @@ def test_a_state_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     assert "--state" in found["state"]["text"]
 
 
-def test_swanlab_wrong_key_and_dead_network_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swanlab_wrong_key_and_dead_network_are_told_apart(
+    tmp_path: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The vendor's own library says "check your API key" for both."""
     monkeypatch.setenv("HOME", str(tmp_path))
     with SwanLabServer() as server:
@@ -50,7 +61,7 @@ def test_swanlab_wrong_key_and_dead_network_are_told_apart(tmp_path: Path, monke
         good = examined("--state", tmp_path, "--to", "swanlab")
         monkeypatch.setenv("SWANLAB_API_KEY", "x" * 20)
         wrong = examined("--state", tmp_path, "--to", "swanlab")
-    monkeypatch.setenv("SWANLAB_API_HOST", f"http://127.0.0.1:{_closed_port()}")
+    monkeypatch.setenv("SWANLAB_API_HOST", f"http://127.0.0.1:{closed_port}")
     dead = examined("--state", tmp_path, "--to", "swanlab")
 
     assert [0, 1, 1] == [code for code, _ in (good, wrong, dead)]
@@ -59,7 +70,9 @@ def test_swanlab_wrong_key_and_dead_network_are_told_apart(tmp_path: Path, monke
     assert "no connection" in dead[1]["swanlab"]["text"]
 
 
-def test_wandb_wrong_key_and_dead_network_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_wrong_key_and_dead_network_are_told_apart(
+    tmp_path: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The key itself is in no message."""
     monkeypatch.setenv("WANDB_API_KEY", DEFAULT_KEY)
     with WandbServer() as server:
@@ -67,20 +80,13 @@ def test_wandb_wrong_key_and_dead_network_are_told_apart(tmp_path: Path, monkeyp
         good = examined("--state", tmp_path, "--to", "wandb")
         server.backend.valid_keys = {"another" * 6}
         wrong = examined("--state", tmp_path, "--to", "wandb")
-    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{_closed_port()}")
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{closed_port}")
     dead = examined("--state", tmp_path, "--to", "wandb")
 
     assert [0, 1, 1] == [code for code, _ in (good, wrong, dead)]
     assert "key" in wrong[1]["wandb"]["text"]
     assert "cannot be reached" in dead[1]["wandb"]["text"]
     assert all(DEFAULT_KEY not in json.dumps(found) for _, found in (good, wrong, dead))
-
-
-def _closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 @pytest.mark.parametrize(
@@ -94,10 +100,10 @@ def _closed_port() -> int:
         "prometheus:127.0.0.1:{open}",
     ],
 )
-def test_a_target_that_cannot_take_anything_is_said(tmp_path: Path, sink: str) -> None:
+def test_a_target_that_cannot_take_anything_is_said(tmp_path: Path, closed_port: int, sink: str) -> None:
     """A folder that cannot be made, a server that is not there, a port that somebody has."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        named = sink.format(closed=_closed_port(), open=server.getsockname()[1])
+        named = sink.format(closed=closed_port, open=server.getsockname()[1])
         code, found = examined("--state", tmp_path, "--to", named)
 
     kind = sink.partition(":")[0]
