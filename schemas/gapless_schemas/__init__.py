@@ -5,7 +5,7 @@ is the JSON Schema that every line validates against.
 """
 
 from gapless_schemas.marks import apply_marks
-from gapless_schemas.names import SegmentName, is_media_name, path_name
+from gapless_schemas.names import CLAIMS, SegmentName, is_media_name, path_name
 from gapless_schemas.records import (
     CRC_BYTES,
     CRC_MARK,
@@ -33,6 +33,7 @@ from gapless_schemas.records import (
 )
 
 __all__ = [
+    "CLAIMS",
     "CRC_BYTES",
     "CRC_MARK",
     "FORMAT_VERSION",

@@ -6,6 +6,9 @@ import re
 from dataclasses import dataclass
 from hashlib import sha256
 
+CLAIMS = ".attempts"
+"""The folder in a run's folder that is there from its first attempt on."""
+
 _PLAIN = re.compile(r"(?!\.)[a-z0-9._-]{1,64}")
 _SEGMENT = re.compile(
     r"(?P<writer>(?!\.)[a-z0-9._~-]{1,96})-(?P<attempt>\d{4,9})-(?P<id>[0-9a-f]{8})-(?P<index>\d{6,9})\.jsonl"

@@ -12,11 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from gapless.segment import create_file, make_folders, open_file, open_folder
-from gapless_schemas import Damaged, SegmentName, decode
+from gapless_schemas import CLAIMS, Damaged, SegmentName, decode
 
 MAX_TAIL_BYTES = 1 << 20
 MAX_PREDECESSORS = 16
-CLAIMS = ".attempts"
 
 
 def claim_attempt(folder: Path, writer: str, attempt_id: str) -> int:

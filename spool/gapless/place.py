@@ -13,12 +13,12 @@ from threading import Lock
 from time import time
 from uuid import uuid4
 
-from gapless.attempt import CLAIMS, claim_attempt, last_step, put_claim
+from gapless.attempt import claim_attempt, last_step, put_claim
 from gapless.jobs import job_run_id
 from gapless.ring import Ring
 from gapless.segment import Segment, make_folders
 from gapless.store import Store
-from gapless_schemas import Header, SegmentName, encode_header, path_name
+from gapless_schemas import CLAIMS, Header, SegmentName, encode_header, path_name
 
 
 class Place:

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -276,8 +277,7 @@ def test_status_shows_names_unharmed(tmp_path: Path):
 def test_watch_ends_when_all_is_done(root: Path, flags: list[str]):
     """`--exit-when-done` ends once every run is over and uploaded, with exit status 0, with file events or without."""
     run = MadeRun(root, "r-3b", **alive_here()).rows(0, 10)
-    (alive,) = (root / "grpo" / "r-3").iterdir()
-    alive.unlink()
+    shutil.rmtree(root / "grpo" / "r-3")
     with subprocess.Popen(
         command("watch", root, *where(root), "--exit-when-done", "--json", *flags),
         stdout=subprocess.PIPE,

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gapless_uploader.absent import find_absent
 from gapless_uploader.file_events import file_system, tells_events
 from gapless_uploader.sink import Misconfigured, Parked, Retryable, Sink
 from gapless_uploader.sinks import list_sinks
 from gapless_uploader.spool import Spool
+from gapless_uploader.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Finding:
 def examine(root: Path | None, state: Path, sinks: list[Sink]) -> Iterator[Finding]:
     """Look at the spool, the state folder and each sink. Raises nothing that they can cause."""
     if root is not None:
-        yield from _spool(root)
+        yield from _spool(root, state)
     yield _state(state)
     ready = {one.kind: one for one in list_sinks()}
     for sink in sinks:
@@ -41,7 +43,7 @@ def examine(root: Path | None, state: Path, sinks: list[Sink]) -> Iterator[Findi
             yield _sink(sink)
 
 
-def _spool(root: Path) -> Iterator[Finding]:
+def _spool(root: Path, folder: Path) -> Iterator[Finding]:
     spool = Spool([root])
     spool.scan(0.0)
     kind = file_system(root)
@@ -50,7 +52,10 @@ def _spool(root: Path) -> Iterator[Finding]:
         yield Finding("spool", "ok", f"{told}: file events wake the uploader")
     else:
         yield Finding("spool", "warn", f"{told}: no file events come from other hosts, the scan finds rows")
-    for reason in spool.problems.values():
+    state = State(folder, spool.paths)
+    state.load()
+    absent = find_absent(spool, state.progress).problems()
+    for reason in (*spool.problems.values(), *(reason for _, reason in absent)):
         yield Finding("spool", "bad", reason)
 
 

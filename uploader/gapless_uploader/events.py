@@ -147,6 +147,17 @@ class StateProblem(Event, frozen=True):
     reason: str
 
 
+class Replaying(Event, frozen=True):
+    """How far a replay is, about every 30 s where no bar can be drawn."""
+
+    rows: int
+    bytes: int
+    bytes_total: int
+    runs: int
+    """Of which every sink has all."""
+    runs_total: int
+
+
 class LeaseSlow(Event, frozen=True):
     """Why it takes a while to become this spool's only uploader."""
 

@@ -1,11 +1,17 @@
-"""The progress of `replay`: a bar on a terminal, the end as a line or as JSON, and what decides that it is done."""
+"""The progress of `replay`: a bar on a terminal, else an event now and then; the end as a line or as JSON.
+
+It also decides that a replay is done.
+"""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
+from gapless_uploader.absent import Absent
+from gapless_uploader.events import Listener, Replaying
 from gapless_uploader.ledger import Place
 from gapless_uploader.options import PATIENCE_S
 from gapless_uploader.uploader import Uploader
@@ -14,17 +20,35 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-class ReplayProgress:
-    """A bar with bytes, rows, rate and what is left; also what decides that a replay is done."""
+EVERY_S = 30.0
+"""Between two events, where there is no bar."""
+_DRAW_S = 0.25
 
-    def __init__(self, uploader: Uploader, stream: TextIO, plain: bool = False, patience_s: float = PATIENCE_S) -> None:
+
+class ReplayProgress:
+    """A bar with bytes, rows, rate and what is left, or the same as events; also what decides that a replay is done."""
+
+    def __init__(
+        self,
+        uploader: Uploader,
+        stream: TextIO,
+        listener: Listener,
+        plain: bool = False,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """The bar is drawn on `stream` if it is a terminal and not `plain`; else `listener` is told."""
         self.left: list[Place] = []
         """Runs and sinks that could not be finished, once `is_done` said so."""
+        self.absent = Absent([], [])
+        """What holds no data, for the end."""
+        self.problems: list[tuple[Path, str]] = []
+        """Of that, what somebody has to act on."""
         self._uploader = uploader
+        self._listen = listener
         self._patience_s = patience_s
         self._began = time.monotonic()
         self._failing_since: float | None = None
-        self._next = 0.0
+        self._next: float | None = None
         self._task: TaskID | None = None
         self._bar = None if plain or not stream.isatty() else _bar(stream)
 
@@ -54,16 +78,31 @@ class ReplayProgress:
         return False
 
     def refresh(self, now: float) -> None:
-        """Draw again when it is time."""
-        if self._bar is None or now < self._next:
+        """Draw again, or tell, when it is time. `now` is monotonic seconds."""
+        if self._bar is None:
+            self._tell(now)
+        elif self._next is None or now >= self._next:
+            self._next = now + _DRAW_S
+            self._draw(self._bar, now)
+
+    def _tell(self, now: float) -> None:
+        if self._next is None:
+            self._next = now + EVERY_S
+        if now < self._next:
             return
-        self._next = now + 0.25
+        self._next = now + EVERY_S
+        total, done = self._uploader.bytes_total_and_done()
+        runs = self._uploader.num_runs
+        num_left = len({key for key, _ in self._uploader.behind()})
+        self._listen(Replaying(self._uploader.rows, done, total, runs - num_left, runs))
+
+    def _draw(self, bar: Progress, now: float) -> None:
         total, done = self._uploader.bytes_total_and_done()
         rows = self._uploader.rows
         rate = rows / max(1e-9, now - self._began)
         if self._task is None:
-            self._task = self._bar.add_task("replay", total=total, mb=0.0, rows=0, rate=0.0)
-        self._bar.update(self._task, total=total, completed=done, refresh=True, mb=done / 1e6, rows=rows, rate=rate)
+            self._task = bar.add_task("replay", total=total, mb=0.0, rows=0, rate=0.0)
+        bar.update(self._task, total=total, completed=done, refresh=True, mb=done / 1e6, rows=rows, rate=rate)
 
     def to_json(self) -> dict[str, object]:
         """The end as JSON."""
@@ -82,6 +121,7 @@ class ReplayProgress:
             "bytes": done,
             "bytes_left": total - done,
             "left": left,
+            "absent": [{"path": str(path), "reason": reason} for path, reason in self.problems],
         }
 
     def summary(self) -> str:
@@ -91,12 +131,16 @@ class ReplayProgress:
         total, done = self._uploader.bytes_total_and_done()
         if rows:
             text = f"{rows} rows uploaded in {seconds:.1f} s"
-        elif self.left:
+        elif self.left or self.problems:
             text = "nothing was uploaded"
-        elif not self._uploader.num_runs:
-            return "no run was found there that is asked for"
+        elif not self._uploader.num_runs and not self.absent.runs:
+            options = self._uploader.options
+            is_asked = self._uploader.spool.runs or options.projects or options.runs
+            return "no run was found there that is asked for" if is_asked else "no run is there yet"
         else:
             text = "up to date: nothing to upload"
+        if self.problems:
+            text += f"; {len(self.problems)} without data"
         if self.left:
             text += f"; {len(self.left)} could not be finished"
         elif total > done:

@@ -20,11 +20,12 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from zlib import crc32
 
-from gapless_schemas import Header, SegmentName
+from gapless_schemas import CLAIMS, Header, SegmentName
 from gapless_uploader.agenda import Agenda
 from gapless_uploader.attempt import read_header
 
@@ -92,7 +93,9 @@ class SpoolRun:
 
 
 @dataclass(slots=True)
-class _Folder:
+class Folder:
+    """A folder under one of the paths, or a path that is a segment."""
+
     path: Path
     depth: int
     mtime_ns: int = -1
@@ -102,6 +105,15 @@ class _Folder:
     segments: dict[str, Segment] = field(default_factory=dict)
     folders: frozenset[str] = frozenset()
     retired: bool = False
+    is_claimed: bool = False
+    """A run's writers claim their attempts in it."""
+    has_files: bool = False
+    """Besides segments and what is hidden."""
+
+    @property
+    def was_listed(self) -> bool:
+        """Whether what is in it is known."""
+        return self.listed > -math.inf
 
 
 class Spool:
@@ -119,7 +131,7 @@ class Spool:
         """Folders and segments that were looked at, since the start: what a scan costs a disk."""
         self._slow_s = slow_s
         self._agenda: Agenda[Path] = Agenda()
-        self._folders: dict[Path, _Folder] = {}
+        self._folders: dict[Path, Folder] = {}
         self._hints: set[Path] = set()
         self._num_retired = 0
         self._num_bare = 0
@@ -149,6 +161,10 @@ class Spool:
     def next_due(self) -> float:
         """When the next folder is due, monotonic seconds; infinity when nothing is."""
         return -math.inf if self._hints else self._agenda.next_due()
+
+    def folders(self) -> Iterable[Folder]:
+        """Every folder that was found, as the last look at it saw it."""
+        return self._folders.values()
 
     def retire(self, key: RunKey) -> None:
         """Everybody is done with this run: look at it rarely until it changes."""
@@ -180,11 +196,11 @@ class Spool:
 
     def _add(self, path: Path, depth: int, due: float) -> None:
         if path not in self._folders:
-            self._folders[path] = _Folder(path, depth)
+            self._folders[path] = Folder(path, depth)
             self._num_bare += 1
             self._agenda.set(path, due)
 
-    def _plan(self, folder: _Folder, now: float, grew: bool) -> None:
+    def _plan(self, folder: Folder, now: float, grew: bool) -> None:
         if folder.path not in self._folders:
             return
         if grew:
@@ -210,7 +226,7 @@ class Spool:
 
     # looking
 
-    def _look(self, folder: _Folder, now: float, thorough: bool, changed: set[RunKey]) -> list[Path]:
+    def _look(self, folder: Folder, now: float, thorough: bool, changed: set[RunKey]) -> list[Path]:
         """Look at one folder; the segments that grew."""
         if folder.depth == 0 and SegmentName.parse(folder.path.name) is not None:
             return [folder.path] if self._stat_segment(folder, folder.path.name, changed) else []
@@ -225,19 +241,24 @@ class Spool:
             return []
         return self._stat_growing(folder, changed)
 
-    def _list(self, folder: _Folder, mtime_ns: int, now: float, changed: set[RunKey]) -> list[Path]:
+    def _list(self, folder: Folder, mtime_ns: int, now: float, changed: set[RunKey]) -> list[Path]:
         segments: list[str] = []
         folders: list[str] = []
-        entries = 0
+        entries, is_claimed, has_files = 0, False, False
         with os.scandir(folder.path) as listing:
             for entry in listing:
                 entries += 1
                 name = entry.name
                 if name.endswith(".jsonl") and SegmentName.parse(name) is not None:
                     segments.append(name)
-                elif name[0] != "." and entry.is_dir(follow_symlinks=False):
+                elif name[0] == ".":
+                    is_claimed |= name == CLAIMS
+                elif entry.is_dir(follow_symlinks=False):
                     folders.append(name)
+                else:
+                    has_files = True
         folder.mtime_ns, folder.listed, folder.entries = mtime_ns, now, entries
+        folder.is_claimed, folder.has_files = is_claimed, has_files
         self.problems.pop(folder.path, None)
         grown = [folder.path / name for name in sorted(segments) if self._stat_segment(folder, name, changed)]
         for name in set(folder.segments).difference(segments):
@@ -252,7 +273,7 @@ class Spool:
                 self._add(folder.path / name, folder.depth + 1, now)
         return grown
 
-    def _stat_growing(self, folder: _Folder, changed: set[RunKey]) -> list[Path]:
+    def _stat_growing(self, folder: Folder, changed: set[RunKey]) -> list[Path]:
         """Only a writer's newest segment grows, or one that a network disk shows late: look at the last two."""
         newest: dict[str, tuple[int, str, list[str]]] = {}
         for name in folder.segments:
@@ -268,7 +289,7 @@ class Spool:
         names = [name for *_, found in newest.values() for name in sorted(found)[-2:]]
         return [folder.path / name for name in names if self._stat_segment(folder, name, changed)]
 
-    def _stat_segment(self, folder: _Folder, name: str, changed: set[RunKey]) -> bool:
+    def _stat_segment(self, folder: Folder, name: str, changed: set[RunKey]) -> bool:
         """Take note of a segment; whether it is new or has another size."""
         path = folder.path if folder.path.name == name else folder.path / name
         self.num_looks += 1
@@ -282,9 +303,7 @@ class Spool:
             return False
         return self._note_segment(folder, name, path, found, changed)
 
-    def _note_segment(
-        self, folder: _Folder, name: str, path: Path, found: os.stat_result, changed: set[RunKey]
-    ) -> bool:
+    def _note_segment(self, folder: Folder, name: str, path: Path, found: os.stat_result, changed: set[RunKey]) -> bool:
         if not stat.S_ISREG(found.st_mode):
             self.problems[path] = f"{path} is named like a segment and is no regular file: refused"
             return False
@@ -362,7 +381,7 @@ class Spool:
         run.folders.add(segment.folder)
         return run.key
 
-    def _forget(self, folder: _Folder, name: str, changed: set[RunKey]) -> None:
+    def _forget(self, folder: Folder, name: str, changed: set[RunKey]) -> None:
         segment = folder.segments.pop(name)
         if not folder.segments:
             self._num_bare += 1
@@ -381,7 +400,7 @@ class Spool:
             if copy is not None and copy.header is not None:
                 self._file(copy, copy.header)
 
-    def _gone(self, folder: _Folder, error: OSError, changed: set[RunKey]) -> None:
+    def _gone(self, folder: Folder, error: OSError, changed: set[RunKey]) -> None:
         """A folder that cannot be looked at: what was in it is out of sight, and comes back with it."""
         self._empty(folder, changed)
         if folder.depth == 0 or error.errno not in _GONE:
@@ -389,7 +408,7 @@ class Spool:
         else:
             self._drop(folder.path, changed)
 
-    def _empty(self, folder: _Folder, changed: set[RunKey]) -> None:
+    def _empty(self, folder: Folder, changed: set[RunKey]) -> None:
         for name in list(folder.segments):
             self._forget(folder, name, changed)
         for name in folder.folders:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gapless_schemas import Damaged, Header, decode
+from gapless_uploader.absent import AbsentRun, find_absent
 from gapless_uploader.lease import is_alive
 from gapless_uploader.merge import attempt_order, writer_order
 from gapless_uploader.reader import RunReader
@@ -100,7 +101,9 @@ def read_status(
     for (project, run, _), progress in state.progress.items():
         by_run.setdefault((project, run), []).append(progress)
     runs = [_run(run, by_run.get(key, []), crashed_after_s) for key, run in sorted(spool.runs.items()) if wanted(run)]
-    problems = [f"{reason}" for _, reason in sorted(spool.problems.items())]
+    absent = find_absent(spool, state.progress, wanted)
+    runs = sorted([*runs, *map(_absent_run, absent.runs)], key=lambda run: (run.project, run.run))
+    problems = [reason for _, reason in [*sorted(spool.problems.items()), *sorted(absent.problems())]]
     return Status(runs, problems)
 
 
@@ -132,6 +135,14 @@ def _run(run: SpoolRun, progress: list[dict[str, Any]], crashed_after_s: float) 
     status.notes.extend(_overlaps(run))
     status.notes.extend(_cut(run, progress))
     status.sinks = [_sink(run, entry) for entry in sorted(progress, key=lambda p: str(p["sink"]))]
+    return status
+
+
+def _absent_run(found: AbsentRun) -> RunStatus:
+    status = _run(SpoolRun(found.key), found.progress, 0.0)
+    status.idle_s = 0.0
+    if found.is_whole():
+        status.notes.append(f"{found.folder} holds no segment any more; all of it was uploaded")
     return status
 
 

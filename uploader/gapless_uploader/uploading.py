@@ -17,12 +17,14 @@ import click
 import orjson
 
 from gapless_uploader import collector
+from gapless_uploader.absent import Absent, find_absent
 from gapless_uploader.config import UploaderConfig
-from gapless_uploader.events import Event, LineListener, Listener, ServingMetrics, printable
+from gapless_uploader.events import Event, LineListener, Listener, ServingMetrics, SpoolProblem, printable
 from gapless_uploader.lease import Held
 from gapless_uploader.replay_progress import ReplayProgress
 from gapless_uploader.run_name import is_asked_for
 from gapless_uploader.sink import Misconfigured, Sink
+from gapless_uploader.spool import SpoolRun
 from gapless_uploader.status import read_status
 from gapless_uploader.uploader import Uploader
 from gapless_uploader.watch import watch
@@ -54,9 +56,13 @@ def follow(
             stack.enter_context(table)
         on_turn = _each_turn(uploader, lines.refresh, metrics)
         _run(uploader, listener, _all_over if exit_when_done else _never, on_turn, use_events)
+        absent = _absent(uploader, config).problems(_names(sinks)) if exit_when_done else []
+        _tell(absent, listener)
     if isinstance(lines, LineListener):
         lines.flush()
-    return 1 if uploader.failed or (exit_when_done and (uploader.spool.problems or uploader.found_damage)) else 0
+    if not exit_when_done:
+        return 1 if uploader.failed else 0
+    return 1 if uploader.failed or uploader.spool.problems or uploader.found_damage or absent else 0
 
 
 def replay(
@@ -67,25 +73,27 @@ def replay(
     # What is there now is all there is: blocks that a network disk still owes come soon or not at all.
     config = replace(config, grace_s=min(config.grace_s, REPLAY_GRACE_S))
     uploader = _started(paths, sinks, config, lines)
-    with ReplayProgress(uploader, sys.stderr, plain=as_json, patience_s=patience_s) as progress:
+    with ReplayProgress(uploader, sys.stderr, lines, plain=as_json, patience_s=patience_s) as progress:
         stopped = _run(uploader, lines, progress.is_done, progress.refresh, use_events=False)
     lines.flush()
     if stopped:
         progress.left = uploader.behind()
     left = progress.left
+    progress.absent = _absent(uploader, config)
+    progress.problems = progress.absent.problems(_names(sinks))
+    _tell(progress.problems, lines)
     click.echo(orjson.dumps(progress.to_json()).decode() if as_json else progress.summary())
     for (project, run), sink in left:
         reason = uploader.failed.get(((project, run), sink)) or _reason_of(uploader, sink)
         click.echo(f"{project}/{run} -> {sink.removesuffix(':')}: {printable(reason)}", err=True)
     for name in _unknown(uploader, config):
         click.echo(f"--adopt or --new-id names {printable(name)}, and no such run is there", err=True)
-    return 1 if left or stopped or uploader.spool.problems or uploader.found_damage else 0
+    return 1 if left or stopped or uploader.spool.problems or uploader.found_damage or progress.problems else 0
 
 
 def say_plan(paths: Sequence[Path], sinks: Sequence[Sink], config: UploaderConfig, as_json: bool) -> None:
     """What would go where."""
-    wanted = partial(is_asked_for, projects=config.project, runs=config.run)
-    found = read_status(list(paths), config.state, config.crashed_after_s, wanted)
+    found = read_status(list(paths), config.state, config.crashed_after_s, _wanted(config))
     for run in found.runs:
         for sink in sinks:
             name = f"{sink.kind}:{sink.target}".removesuffix(":")
@@ -128,6 +136,23 @@ def _run(
         return watch(uploader, listener, until, on_turn, use_events)
     except Held as error:
         raise click.ClickException(str(error)) from None
+
+
+def _absent(uploader: Uploader, config: UploaderConfig) -> Absent:
+    return find_absent(uploader.spool, uploader.state.progress, _wanted(config))
+
+
+def _wanted(config: UploaderConfig) -> Callable[[SpoolRun], bool]:
+    return partial(is_asked_for, projects=config.project, runs=config.run)
+
+
+def _names(sinks: Sequence[Sink]) -> list[str]:
+    return [f"{sink.kind}:{sink.target}" for sink in sinks]
+
+
+def _tell(absent: Sequence[tuple[Path, str]], listener: Listener) -> None:
+    for path, reason in absent:
+        listener(SpoolProblem(str(path), reason))
 
 
 def _unknown(uploader: Uploader, config: UploaderConfig) -> list[str]:
