@@ -35,6 +35,10 @@ FAULTS: list[dict[str, Any]] = [
     {"kind": "truncated"},
     {"kind": "cut"},
     {"kind": "half", "lines": 7, "status": 502},
+    {"kind": "status", "status": 400},
+    {"kind": "status", "status": 403},
+    {"kind": "status", "status": 404},
+    {"kind": "status", "status": 413},
 ]
 
 
@@ -107,7 +111,9 @@ class Chaos:
                 endpoint = "file_stream"
             # Not those of `wandb.Api`, which waits long before it tries again.
             ours = lambda request: request.headers.get("user-agent") == "gapless"  # noqa: E731
-            self.server.arm(endpoint, **fault, count=chance.randint(1, 3), predicate=ours)
+            # A row that is refused for long is one that W&B never takes.
+            count = 1 if fault.get("status") == 400 else chance.randint(1, 3)
+            self.server.arm(endpoint, **fault, count=count, predicate=ours)
         elif what < 0.32:
             let_questions_end()  # `wandb.Api` would wait for 30 s
             self.server.down()
@@ -125,12 +131,19 @@ class Chaos:
                 self.lives.step(commits=not some(self.chance, 0.05))
         self.attempts[-1].add("finish", {"state": "finished", "exit_code": 0})
         self.server.faults.disarm()
+        if some(self.chance, 0.5):
+            self.lives.dies_in, self.lives.dies_after = self.chance.randint(1, 12), some(self.chance, 0.5)
         self.lives.run()
+        if some(self.chance, 0.2):
+            self.lives.lose_state()
+            self.lives.run()
+        self.clock.now += 400  # W&B calls a running run crashed that was silent for so long
 
     def check(self) -> None:
         generation = self.lives.committed["generation"]
         held = self.server.run("grpo", "r-1" if generation == 1 else f"r-1-r{generation}")
         assert self.lives.rewritten == []
+        assert self.lives.committed["refused"] == {}
         assert held.holes == []
         assert held.state(self.clock()) == "finished"
         found = Credentials(self.server.url, DEFAULT_KEY)

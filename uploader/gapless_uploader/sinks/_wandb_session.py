@@ -30,6 +30,12 @@ from gapless_uploader.sinks._wandb_request import end_files, request_body, strea
 ENDS = ("finished", "failed", "crashed")
 _MAX_SINGLE = 32
 """More keys that W&B never took are not left out one by one."""
+_SMALL_BYTES = 2_048
+"""A line that no server can find too large."""
+DOUBTS = 4
+DOUBT_S = 2.0
+"""A refusal that goes on so long is believed: nothing is left out for a server that is confused for a moment. Once one
+was right, the next is asked again once."""
 PATIENCE = 20
 """How often a row that W&B shows with other values is looked at again, a second apart, before that is the answer."""
 
@@ -82,6 +88,8 @@ class WandbSession:
         self._late_is_proved = not limits.read_back
         self._taken: set[str] = set()
         """Keys that W&B holds in rows or in the summary."""
+        self._doubts = DOUBTS
+        """How often a refusal is not believed yet."""
         self._is_wary = False
         """W&B refused something: its summary says nothing of keys that are not taken yet."""
         self._refused_files: dict[tuple[int, str], str] = {}
@@ -163,9 +171,9 @@ class WandbSession:
                 self._refused_files[error.of] = error.reason
             except Rejected as error:
                 largest = max(map(len, draft.lines), default=0)
-                if draft.done > 1 or (error.too_large and largest < 2_048):
+                if draft.done > 1:
                     raise
-                if not error.too_large:
+                if not error.too_large or largest < _SMALL_BYTES:
                     return self._send_the_rest(batch, draft, error)
                 self._max_row_bytes = largest // 2
 
@@ -216,13 +224,17 @@ class WandbSession:
         return draft
 
     def _send_the_rest(self, batch: Batch, draft: Draft, error: Rejected) -> Ack:
-        """One operation without the keys for which W&B refused it: of those that it never took the fewest that will
-        do. The summary, which may have been the reason, says nothing of keys that are in no row that W&B took.
+        """One operation, or it without the keys for which W&B refused it: of those that it never took the fewest that
+        will do. The summary, which may have been the reason, says nothing of keys that are in no row that W&B took.
 
-        Raises Rejected where it is the operation itself, and Parked where W&B takes nothing of the run.
+        Raises Retryable at first, then Rejected where it is the operation itself, and Parked where W&B takes nothing of
+        the run.
         """
         self._settle()
-        self._is_wary = True
+        if self._doubts:
+            self._doubts -= 1
+            raise Retryable(f"{error}: asking again before that is believed", DOUBT_S)
+        self._is_wary, self._doubts = True, 1
         unknown = sorted(draft.keys.difference(self._taken, draft.progress.refused))
         for without in _subsets(unknown):
             if without and draft.keys.issubset(without):
@@ -266,6 +278,7 @@ class WandbSession:
                 draft.refused.append(Refusal(None, "files of the run's end", str(error)))
         self._http.stream(self._path, request_body(draft, self._progress, summary, names, end), batch.meanwhile)
         self._taken.update(draft.keys, run.summary.keys() - left_out)
+        self._doubts = 1 if self._is_wary else DOUBTS
         if end == "crashed":
             self._mark_crashed()
         never_sent = [Refusal(None, key, REFUSED_KEY) for key in unknown] if end is not None else []
