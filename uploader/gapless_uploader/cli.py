@@ -187,10 +187,13 @@ def show(path: Path, keys: tuple[str, ...], name: str | None, follow: bool, as_j
 @click.option("--run", "name", help="the run's id, when PATH holds several; default: the newest")
 @click.option("-o", "--out", type=click.Path(path_type=Path), default=Path(), help="the folder to write into")
 def export(path: Path, kind: str, name: str | None, out: Path) -> None:
-    """Write a run's merged history in another tool's format.
+    """Write a run's merged history in another tool's format; what that cannot hold is counted by reason.
 
     Example: gapless export ./gapless --format wandb-offline -o ~/sync && wandb sync ~/sync/wandb/offline-run-*
     """
+    from collections import Counter
+
+    from gapless_uploader.events import printable
     from gapless_uploader.replay import find_run
     from gapless_uploader.spool import Spool
 
@@ -200,9 +203,12 @@ def export(path: Path, kind: str, name: str | None, out: Path) -> None:
     if run is None:
         raise click.ClickException(f"no run {name or ''} under {path}; see: gapless status {path}")
     try:
-        click.echo(export_run(run, kind, out))
+        made, refused = export_run(run, kind, out)
     except (Misconfigured, Retryable, OSError) as error:
         raise click.ClickException(str(error)) from None
+    click.echo(made)
+    for reason, count in Counter(refusal.reason for refusal in refused).items():
+        click.echo(printable(f"{count} refused: {reason}"), err=True)
 
 
 @main.command()

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 from gapless_uploader.history import History
-from gapless_uploader.operations import Amend, Operation, Rewind, Row
+from gapless_uploader.operations import Amend, Log, Operation, Rewind, Row, Summary
 from gapless_uploader.reader import RunReader
 from gapless_uploader.sink import RunView
 from gapless_uploader.spool import SpoolRun
@@ -24,12 +25,15 @@ class MergedRun:
     view: RunView
     rows: dict[int, Row] = field(default_factory=dict)
     unstepped: list[Row] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+    """What the training set itself."""
+    logs: list[Log] = field(default_factory=list)
     superseded: int = 0
     lost: int = 0
     damage: list[tuple[str, Damage]] = field(default_factory=list)
 
     def apply(self, operation: Operation) -> None:
-        """What the operation does to the rows."""
+        """What the operation does to the rows, the summary and the console."""
         if isinstance(operation, Row):
             if operation.step is None:
                 self.unstepped.append(operation)
@@ -40,6 +44,10 @@ class MergedRun:
         elif isinstance(operation, Rewind):
             for step in [step for step in self.rows if step >= operation.step]:
                 del self.rows[step]
+        elif isinstance(operation, Summary):
+            self.summary.update(operation.values)
+        elif isinstance(operation, Log):
+            self.logs.append(operation)
 
     def series(self) -> Mapping[str, list[tuple[int, float]]]:
         """Key -> (step, value) of its numbers, steps rising."""

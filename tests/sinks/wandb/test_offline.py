@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from gapless_uploader.cli import main
-from gapless_uploader.operations import Config, State, Table
+from gapless_uploader.operations import Config, Log, Media, MediaItem, Missing, Row, State, Superseded, Table
 from gapless_uploader.sinks.wandb import WandbSink
 from tests.servers.wandb_server import Run, WandbServer
 from tests.servers.wandb_server.client import client_env
@@ -24,6 +25,17 @@ def nobody_is_logged_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for name in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> WandbSink:
+    return WandbSink(mode="offline", offline_folder=str(tmp_path / "out"))
+
+
+def payload(folder: Path, content: bytes, extension: str) -> Path:
+    path = folder / f"{sha256(content).hexdigest()}.{extension}"
+    path.write_bytes(content)
+    return path
 
 
 def sync(server: WandbServer, folder: Path) -> Run:
@@ -60,6 +72,116 @@ def test_a_live_run_becomes_folders_that_wandb_sync_takes(tmp_path: Path, server
     assert held.state(server.clock()) == "finished"
 
 
+ENDED = State("finished", 0, T0 + 9, 9.0)
+
+
+def test_keys_that_wandb_keeps_arrive_under_another_name(tmp_path: Path, server: WandbServer, sink: WandbSink) -> None:
+    """They are the online sink's names, in every folder's rows, and the config says so in the later sessions' too."""
+    values = {"": 3.0, "_step": 77.0, "_timestamp": 5.0, "_runtime": 9.0, "_wandb": 1.0, "_gapless": 2.0, "~_step": 4.0}
+    run = view(config={"lr": 0.1})
+    memo = write(sink, run, {}, Config(run.config), row(1), row(2, loss=1.0, **values)).memo
+    ack = write(sink, run, memo, row(0, **values), row(3), ENDED)
+    held = sync(server, tmp_path / "out")
+    named = {f"~{key}": value for key, value in values.items()}
+
+    assert ack.refused == []
+    assert [shown["_step"] for shown in held.rows] == [0, 1, 2, 3]
+    assert named.items() <= held.rows[0].items()
+    assert {"loss": 1.0, **named}.items() <= held.rows[2].items()
+    assert held.config == {"lr": 0.1, "gapless_renamed_keys": {name: name[1:] for name in named}}
+
+
+def test_a_list_of_files_arrives_whole(tmp_path: Path, server: WandbServer, sink: WandbSink) -> None:
+    """Each is a file of the run, under the name that the online sink gives it; the folder has them, not links."""
+    (tmp_path / "[1]").mkdir()
+    paths = [payload(tmp_path / "[1]", content, "bin") for content in (b"1", b"2")]
+    both = Media("file", [MediaItem(path, {"name": f"{at}.txt"}) for at, path in enumerate(paths)])
+    one = Media("file", [MediaItem(paths[0])])
+    write(sink, view(), {}, row(0, both=both, one=one), ENDED)
+    for path in paths:
+        path.unlink()
+    held = sync(server, tmp_path / "out")
+    (shown,) = held.rows
+
+    assert [name.rpartition("/")[2] for name in shown["both"]] == ["0.txt", "1.txt"]
+    assert [held.files[name] for name in (*shown["both"], shown["one"])] == [b"1", b"2", b"1"]
+
+
+# Refused
+
+
+def test_a_payload_that_cannot_be_logged_costs_its_key_alone(
+    tmp_path: Path, server: WandbServer, sink: WandbSink
+) -> None:
+    """Missing, unnamed or broken: refused once, and not again by a later amend; its row and the others go on."""
+    gone = MediaItem(tmp_path / f"{'a' * 64}.png", {"format": "png"})
+    first = row(
+        0,
+        loss=1.0,
+        image=Media("image", [gone]),
+        file=Media("file", [MediaItem(payload(tmp_path, b"1", "bin")), gone]),
+        unnamed=Media("audio", [MediaItem(None)]),
+        missing=Missing("refused"),
+        broken=Media("image", [MediaItem(payload(tmp_path, b"no image", "png"))]),
+        histogram=Media("histogram", [MediaItem(None, {})]),
+        table=Table(["a", "b"], [[1]]),
+        large=1 << 2_000,
+        long="x" * 11_000_000,
+    )
+    ack = write(sink, view(), {}, first, row(1), amend(first, acc=0.5), ENDED)
+    held = sync(server, tmp_path / "out")
+
+    assert sorted((one.step, one.key, one.reason) for one in ack.refused) == [
+        (0, "broken", "image that W&B's client does not take (UnidentifiedImageError)"),
+        (0, "file", "a payload that is missing (No such file or directory)"),
+        (0, "histogram", "histogram that W&B's client does not take (KeyError)"),
+        (0, "image", "a payload that is missing (No such file or directory)"),
+        (0, "large", "an integer beyond a float's range"),
+        (0, "long", "a row above W&B's 10000000 bytes"),
+        (0, "missing", "a payload that is missing (refused)"),
+        (0, "table", "table that W&B's client does not take (ValueError)"),
+        (0, "unnamed", "a payload that is missing (no file)"),
+    ]
+    assert [(shown["_step"], shown["loss"]) for shown in held.rows] == [(0, 1.0), (1, 1.5)]
+    assert held.rows[0]["acc"] == 0.5
+
+
+def test_what_has_no_place_in_a_folder_is_counted(sink: WandbSink) -> None:
+    """Console lines, and rows without a step."""
+    ack = write(sink, view(), {}, row(0), Log("stdout", ["hello"], T0), Row(None, T0, 0.0, {"system.cpu": 1.0}))
+
+    assert [one.reason for one in ack.refused] == [
+        "an offline folder has no time for console lines",
+        "a row without a step",
+    ]
+
+
+# The run's own description
+
+
+def test_a_new_description_begins_a_folder(tmp_path: Path, server: WandbServer, sink: WandbSink) -> None:
+    """The client takes group, job type, host and git at its start alone, so a later attempt's are in another folder."""
+    session = sink.open(view(), {})
+    session.write(batch(view(), row(0)))
+    later = view(name="again", group="g", notes="n", host="train-8", tags=["a"])
+    session.write(batch(later, row(1), ENDED))
+    session.close()
+    held = sync(server, tmp_path / "out")
+
+    assert [shown["_step"] for shown in held.rows] == [0, 1]
+    assert (held.fields["displayName"], held.group, held.fields["notes"]) == ("again", "g", "n")
+    assert (held.fields["host"], held.fields["tags"]) == ("train-8", ["a"])
+
+
+def test_a_superseded_run_ends_with_its_mark(tmp_path: Path, server: WandbServer, sink: WandbSink) -> None:
+    """As online: the tag names the run that holds the corrected history."""
+    write(sink, view(tags=["a"]), {}, row(0), Superseded("r-1-r2"))
+    held = sync(server, tmp_path / "out")
+
+    assert held.fields["tags"] == ["a", "superseded-by:r-1-r2"]
+    assert held.exit_code == 0
+
+
 def test_wandb_mode_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """WANDB_MODE=offline makes folders, disabled makes nothing, an option stands above both."""
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -80,6 +202,7 @@ def test_a_run_is_exported_as_an_offline_folder(tmp_path: Path, server: WandbSer
     attempt.add_rows([(step, {"loss": step + 0.5}) for step in range(5)])
     attempt.add("metrics", {"acc": 0.25}, 2)
     attempt.add("axis", {"key": "loss", "axis": None, "summary": "min"})
+    attempt.add("summary", {"best": 7, "_step": 2})
     attempt.add("finish", {"state": "failed", "exit_code": 3})
     done = CliRunner().invoke(
         main, ["export", str(tmp_path / "spool"), "--format", "wandb-offline", "-o", str(tmp_path / "out")]
@@ -94,3 +217,24 @@ def test_a_run_is_exported_as_an_offline_folder(tmp_path: Path, server: WandbSer
     assert held.rows[2]["acc"] == 0.25
     assert (held.fields["displayName"], held.config, held.exit_code) == ("Qwen 7B", {"lr": 0.1}, 3)
     assert json.loads(held.lines[0] or "")["_timestamp"] == attempt.created + 2
+    assert {"best": 7, "~_step": 2}.items() <= held.summary.items()
+
+
+def test_an_export_counts_what_it_cannot_hold(tmp_path: Path) -> None:
+    """The folder's path is the output; what is refused is said by reason beside it."""
+    attempt = Attempt(tmp_path / "spool")
+    attempt.add_rows([(0, {"loss": 0.5})])
+    attempt.add("media", {"key": "image", "type": "image", "items": [{"media": f"{'a' * 64}.png"}]}, 0)
+    attempt.add("metrics", {"x": 1.0})
+    for text in ("one", "two"):
+        attempt.add("log", {"stream": "stdout", "lines": [text]})
+    done = CliRunner().invoke(
+        main, ["export", str(tmp_path / "spool"), "--format", "wandb-offline", "-o", str(tmp_path / "out")]
+    )
+    unstepped, console, missing = done.stderr.splitlines()
+
+    assert done.exit_code == 0, done.output
+    assert Path(done.stdout.strip()).is_dir()
+    assert unstepped == "1 refused: a row without a step"
+    assert console == "2 refused: an offline folder has no time for console lines"
+    assert missing.startswith("1 refused: a payload that is missing")

@@ -16,6 +16,7 @@ from gapless_uploader.sinks._wandb_lines import TooBig, plain, tracker_key
 
 _NOT_IN_A_PROJECT = re.compile(r"[/\\#?%:\x00-\x1f\x7f-\x9f]")
 _NOT_IN_A_RUN = re.compile(r"[/\\:;,#?%\x00-\x1f\x7f-\x9f\s]")
+RENAMED = "gapless_renamed_keys"
 _MAX_NAME = 128
 _MAX_TAG = _MAX_JOB_TYPE = 64
 """Characters: W&B refuses a run with more."""
@@ -39,18 +40,22 @@ def _fit(name: str, bad: re.Pattern[str]) -> str:
     return f"{left}-{unique}" if left else unique
 
 
+def renamed_keys(keys: list[str]) -> dict[str, str]:
+    """What the config says under `gapless_renamed_keys`: name at W&B -> key."""
+    return {tracker_key(key): key for key in keys}
+
+
 def config_text(run: RunView, late_axis: bool, version: str, renamed: list[str]) -> str:
     """The whole config as JSON text, each key as `{"value": ...}`, W&B's own block `_wandb` among them.
 
-    Keys that arrive under another name are listed under `gapless_renamed_keys`, and what was too long for W&B under
-    `gapless_cut`.
+    Keys that arrive under another name are listed under `RENAMED`, and what was too long for W&B under `gapless_cut`.
     """
     config: dict[str, Any] = {}
     for key, value in run.config.items():
         if key != "_wandb":
             config[key] = {"value": _held(value)}
     if renamed:
-        config["gapless_renamed_keys"] = {"value": {tracker_key(key): key for key in renamed}}
+        config[RENAMED] = {"value": renamed_keys(renamed)}
     if cut := _cut_labels(run):
         config["gapless_cut"] = {"value": cut}
     python = run.system.get("python")
@@ -155,6 +160,16 @@ def labels_of(run: RunView) -> dict[str, str | None]:
 def _cut_labels(run: RunView) -> dict[str, str]:
     whole = {"displayName": run.name, "groupName": run.group, "jobType": run.job_type}
     return {name: text for name, text in whole.items() if text and text != labels_of(run)[name]}
+
+
+def successor(name: str, generation: int) -> str:
+    """The id at W&B of the run that follows the one called `name`, of this generation, after a rewind."""
+    return f"{name.removesuffix(f'-r{generation}')}-r{generation + 1}"
+
+
+def superseded_tag(following: str) -> str:
+    """The tag of a run whose corrected history is in the run `following`."""
+    return f"superseded-by:{following}"[:_MAX_TAG]
 
 
 def tags_of(run: RunView) -> list[str]:

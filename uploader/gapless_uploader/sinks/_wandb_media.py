@@ -87,7 +87,7 @@ class MediaEncoder:
         return f"{data[:max_bytes].decode('utf-8', 'ignore')}\n[the whole text of {len(data)} bytes: {name}]"
 
     def _file(self, key: str, step: int, kind: str, item: MediaItem, into: Encoded) -> dict[str, Any]:
-        path = _path_of(item)
+        path = path_of(item)
         digest, info = path.name[:64], item.info
         extension = path.suffix.lstrip(".")
         name = f"media/{_FOLDERS[kind]}/{path_part(key)}_{step}_{digest[:20]}.{extension}"
@@ -117,10 +117,9 @@ class MediaEncoder:
 
     def _plain_file(self, key: str, step: int, item: MediaItem, into: Encoded) -> str:
         """A file has no type in W&B's history: it is one of the run's files, and the row says its name."""
-        path = _path_of(item)
+        path = path_of(item)
         path.stat()  # a file that went away is found out here, where it costs its key alone
-        own = Path(str(item.info.get("name") or path.name)).name
-        name = f"media/files/{path_part(key)}_{step}_{path.name[:20]}/{path_part(own)}"
+        name = file_name(key, step, item, path)
         into.uploads.append(Upload(name, path, (step, key)))
         return name
 
@@ -178,7 +177,14 @@ def path_part(key: str) -> str:
     return re.sub(r"[\x00-\x1f\x7f\\]", "_", "/".join(parts))[:400]
 
 
-def _path_of(item: MediaItem) -> Path:
+def file_name(key: str, step: int, item: MediaItem, path: Path) -> str:
+    """The name that a plain file has among the run's."""
+    own = Path(str(item.info.get("name") or path.name)).name
+    return f"media/files/{path_part(key)}_{step}_{path.name[:20]}/{path_part(own)}"
+
+
+def path_of(item: MediaItem) -> Path:
+    """Where its bytes are. Raises FileNotFoundError where it names none."""
     if item.path is None:
         raise FileNotFoundError(2, "no file", "media")
     return item.path

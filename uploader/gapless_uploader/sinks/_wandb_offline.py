@@ -4,61 +4,98 @@ server.
 A run has one child process and one `offline-run-*` folder per session; the position moves when the rows are on disk
 there. The client takes no step below its last one, so rows of earlier steps go to a folder beside it: `wandb sync` of
 all folders of a run merges them by step, the later one winning. A batch that was on its way when the uploader died is
-written again, under the same steps.
+written again, under the same steps. What a folder cannot hold is refused, each value by itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gapless_uploader.operations import Amend, Axis, Config, Media, Missing, Row, State, Summary, Table, Text
+from gapless_uploader.operations import Amend, Axis, Config, Log, Row, State, Summary, Superseded
 from gapless_uploader.replay import MergedRun
 from gapless_uploader.sink import Ack, Batch, Memo, Refusal, RunView
 from gapless_uploader.sinks._wandb_child_process import ChildProcess
-from gapless_uploader.sinks._wandb_describe import git_of, program_of, project_name, run_name
+from gapless_uploader.sinks._wandb_describe import (
+    RENAMED,
+    git_of,
+    program_of,
+    project_name,
+    renamed_keys,
+    run_name,
+    successor,
+    superseded_tag,
+    tags_of,
+)
 from gapless_uploader.sinks._wandb_files import RunPlace
-from gapless_uploader.sinks._wandb_lines import TooBig, plain
+from gapless_uploader.sinks._wandb_lines import TooBig, plain, spool_key, tracker_key
+from gapless_uploader.sinks._wandb_offline_rows import note_renamed, unchanged, values_of
 
 _FILE = Path(__file__).with_name("_wandb_offline_child.py")
 _ROWS_AT_ONCE = 1_000
+_NO_CONSOLE = "an offline folder has no time for console lines"
+_NO_STEP = "a row without a step"
 
 
 class OfflineFolder:
     """One `offline-run-*` folder and the client that writes it."""
 
-    def __init__(self, folder: Path, place: RunPlace, run: RunView) -> None:
-        """Start the client. Raises Retryable and OSError."""
+    def __init__(self, folder: Path, place: RunPlace, run: RunView, renamed: list[str]) -> None:
+        """Start the client; `renamed` are the keys that have another name at W&B. Raises Retryable and OSError."""
         folder.mkdir(parents=True, exist_ok=True)
+        self._renamed, self._num_told = renamed, len(renamed)
         self._child = ChildProcess(_FILE)
-        remote, commit = git_of(run)
-        names = ("name", "group", "job_type", "tags", "notes", "config", "axes", "host")
-        self.top = -1
+        self._said = _said(run)
         answer = self._child.ask(
             {
                 "do": "start",
-                **{name: getattr(run, name) for name in names},
+                **self._said,
+                "config": self._config(run),
+                "axes": run.axes,
+                "tags": tags_of(run),
                 "id": place.run,
                 "project": place.project,
                 "entity": place.entity or None,
-                "program": program_of(run.system.get("command")),
-                "remote": remote,
-                "commit": commit,
                 "dir": str(folder),
             }
         )
         self.path = Path(answer["file"]).parent
 
-    def write(self, rows: list[list[Any]]) -> None:
-        """Write rows with rising steps; they are on disk when it returns. Raises Retryable."""
-        for first in range(0, len(rows), _ROWS_AT_ONCE):
-            self._child.ask({"do": "rows", "rows": rows[first : first + _ROWS_AT_ONCE]})
-        if rows:
-            self.top = rows[-1][0]
+    @property
+    def is_told(self) -> bool:
+        """Whether its config has every key that was renamed."""
+        return self._num_told == len(self._renamed)
 
-    def about(self, run: RunView, summary: dict[str, Any]) -> None:
-        """Say what changed. Raises Retryable."""
-        self._child.ask({"do": "about", "config": run.config, "summary": summary, "axes": run.axes})
+    def says(self, run: RunView) -> bool:
+        """Whether the folder has what the client takes at its start alone as the run has it now."""
+        return self._said == _said(run)
+
+    def write(self, rows: Sequence[Row | Amend], known: Mapping[int, Collection[str]] | None = None) -> list[Refusal]:
+        """Write rows with rising steps; they are on disk when it returns. What cannot be. Raises Retryable.
+
+        `known`: step -> keys that were written, or refused, before.
+        """
+        refused: list[Refusal] = []
+        for first in range(0, len(rows), _ROWS_AT_ONCE):
+            made = [[row.step, row.t, values_of(row, refused)] for row in rows[first : first + _ROWS_AT_ONCE]]
+            answer = self._child.ask({"do": "rows", "rows": made})
+            refused += [Refusal(step, spool_key(key), reason) for step, key, reason in answer["refused"]]
+        return [one for one in refused if one.key not in (known or {}).get(one.step or 0, ())]
+
+    def about(self, run: RunView, summary: Mapping[str, Any], tags: Sequence[str] = ()) -> list[Refusal]:
+        """Say what changed, and `summary`, which the training set itself. What cannot be. Raises Retryable."""
+        refused: list[Refusal] = []
+        values: dict[str, Any] = {}
+        for key, value in summary.items():
+            try:
+                values[tracker_key(key)] = plain(value)
+            except TooBig as reason:
+                refused.append(Refusal(None, key, str(reason)))
+        about = {"config": self._config(run), "summary": values, "axes": run.axes, "tags": [*tags_of(run), *tags]}
+        self._child.ask({"do": "about", **about})
+        self._num_told = len(self._renamed)
+        return refused
 
     def finish(self, exit_code: int) -> None:
         """End the run and the client. Raises Retryable."""
@@ -68,6 +105,9 @@ class OfflineFolder:
     def close(self) -> None:
         """End the client without a word about the run's end. May be called twice."""
         self._child.close()
+
+    def _config(self, run: RunView) -> dict[str, Any]:
+        return {**run.config, RENAMED: renamed_keys(self._renamed)} if self._renamed else run.config
 
 
 class OfflineSession:
@@ -80,26 +120,30 @@ class OfflineSession:
         self._top: int = memo.get("top", -1)
         self._beside: bool = memo.get("beside", False)
         """Some folder is newer than the one that is written."""
+        self._renamed: list[str] = list(memo.get("renamed", []))
 
     def write(self, batch: Batch) -> Ack:
         """Write the batch to disk, through W&B's client. Raises Retryable and OSError."""
         refused: list[Refusal] = []
-        rising: list[list[Any]] = []
-        earlier: dict[int, list[Any]] = {}
+        rising: list[Row | Amend] = []
+        earlier: dict[int, Row | Amend] = {}
+        known: dict[int, set[str]] = {}
         summary: dict[str, Any] = {}
-        changed, state = False, None
+        changed, state, is_superseded = False, None, False
         for operation in batch.operations:
             match operation:
                 case Row(step=None):
-                    refused.append(Refusal(None, None, "a row without a step"))
+                    refused.append(Refusal(None, None, _NO_STEP))
                 case Row() | Amend():
-                    row = [operation.step, operation.t, _values(operation, refused)]
                     step = operation.step or 0
+                    note_renamed(operation, self._renamed)
                     if step > self._top and isinstance(operation, Row):
                         self._top = step
-                        rising.append(row)
+                        rising.append(operation)
                     else:
-                        earlier[step] = row
+                        earlier[step] = operation
+                        before = unchanged(operation)
+                        known[step] = known.get(step, before) & before
                 case Config() | Axis():
                     changed = True
                 case Summary(values=values):
@@ -107,12 +151,18 @@ class OfflineSession:
                     changed = True
                 case State():
                     state = operation
+                case Log():
+                    refused.append(Refusal(None, None, _NO_CONSOLE))
+                case Superseded():
+                    is_superseded = True
                 case _:
-                    pass
-        self._write(batch.run, rising, [earlier[step] for step in sorted(earlier)])
-        if changed and self._current is not None:
-            self._current.about(batch.run, summary)
-        if state is not None and state.state in ("finished", "failed", "crashed"):
+                    pass  # names and environment begin a folder; W&B has no place for a gap, and takes no row back
+        refused += self._write(batch.run, rising, [earlier[step] for step in sorted(earlier)], known)
+        if self._current is not None and (changed or not self._current.is_told):
+            refused += self._current.about(batch.run, summary)
+        if is_superseded:
+            self._supersede(batch.run)
+        elif state is not None and state.state in ("finished", "failed", "crashed"):
             self._end(batch.run, state)
         return Ack(len(batch.operations), self.flush(), refused)
 
@@ -121,7 +171,7 @@ class OfflineSession:
 
     def flush(self) -> Memo:
         """What was acknowledged is on disk."""
-        return {"top": self._top, "beside": self._beside}
+        return {"top": self._top, "beside": self._beside, "renamed": list(self._renamed)}
 
     def close(self) -> None:
         """End the client; the folder can be synced, and another session makes another folder."""
@@ -129,64 +179,85 @@ class OfflineSession:
             self._current.close()
             self._current = None
 
-    def _write(self, run: RunView, rising: list[list[Any]], earlier: list[list[Any]]) -> None:
+    def _write(
+        self,
+        run: RunView,
+        rising: list[Row | Amend],
+        earlier: list[Row | Amend],
+        known: Mapping[int, Collection[str]],
+    ) -> list[Refusal]:
+        if self._current is not None and not self._current.says(run):
+            self.close()
         if self._current is None:
-            self._current = OfflineFolder(self._folder, self._place, run)
-        self._current.write(rising)
+            self._current = self._begun(run)
+        refused = self._current.write(rising)
         if earlier:
-            beside = OfflineFolder(self._folder, self._place, run)
+            beside = self._begun(run)
             try:
-                beside.write(earlier)
+                refused += beside.write(earlier, known)
             finally:
                 beside.close()
             self._beside = True
+        return refused
+
+    def _begun(self, run: RunView) -> OfflineFolder:
+        return OfflineFolder(self._folder, self._place, run, self._renamed)
 
     def _end(self, run: RunView, state: State) -> None:
         """The end goes to the newest folder, so that it is what `wandb sync` of all of them leaves."""
-        if self._beside or self._current is None:
-            self.close()
-            self._current = OfflineFolder(self._folder, self._place, run)
+        newest = self._newest(run)
         if state.state == "crashed":
             self.close()  # a folder without an end is what a killed run leaves
             return
         code = state.exit_code or 0
-        self._current.finish(code if state.state == "finished" else code or 1)
+        newest.finish(code if state.state == "finished" else code or 1)
         self._current = None
 
+    def _supersede(self, run: RunView) -> None:
+        """Leave the run as it is, ended, with the mark of the one that follows it."""
+        newest = self._newest(run)
+        newest.about(run, {}, [superseded_tag(successor(self._place.run, run.generation))])
+        newest.finish(0)
+        self._current = None
 
-def export_offline(merged: MergedRun, folder: Path) -> Path:
-    """Write a run's merged rows into one offline folder under `folder`; its path. Raises Retryable and OSError."""
+    def _newest(self, run: RunView) -> OfflineFolder:
+        if self._beside or self._current is None:
+            self.close()
+            self._current = self._begun(run)
+        return self._current
+
+
+def export_offline(merged: MergedRun, folder: Path) -> tuple[Path, list[Refusal]]:
+    """Write a run's merged rows into one offline folder under `folder`: its path, and what it cannot hold.
+
+    Raises Retryable and OSError.
+    """
     run = merged.view
     place = RunPlace(run.entity or "", project_name(run.project), run_name(run.run_id))
-    made = OfflineFolder(folder, place, run)
+    rows = [merged.rows[step] for step in sorted(merged.rows)]
+    renamed: list[str] = []
+    for row in rows:
+        note_renamed(row, renamed)
+    refused = [Refusal(None, None, _NO_STEP) for _ in merged.unstepped]
+    refused += [Refusal(None, None, _NO_CONSOLE) for _ in merged.logs]
+    made = OfflineFolder(folder, place, run, renamed)
     try:
-        refused: list[Refusal] = []
-        made.write([[step, row.t, _values(row, refused)] for step, row in sorted(merged.rows.items())])
-        made.about(run, {})
+        refused += made.write(rows)
+        refused += made.about(run, merged.summary)
         if run.state in ("finished", "failed"):
             code = run.exit_code or 0
             made.finish(code if run.state == "finished" else code or 1)
     finally:
         made.close()
-    return made.path
+    return made.path, refused
 
 
-def _values(row: Row | Amend, refused: list[Refusal]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in row.values.items():
-        match value:
-            case Text(text=text):
-                values[key] = text
-            case Table(columns=columns, rows=rows, log_mode=mode):
-                values[key] = {"_gapless": "table", "columns": columns, "rows": rows, "log_mode": mode}
-            case Media(type=kind, items=items):
-                made = [{**item.info, "path": str(item.path)} for item in items]
-                values[key] = {"_gapless": kind, "items": made}
-            case Missing(reason=reason):
-                refused.append(Refusal(row.step, key, reason))
-            case _:
-                try:
-                    values[key] = plain(value)
-                except TooBig as reason_of:
-                    refused.append(Refusal(row.step, key, str(reason_of)))
-    return values
+def _said(run: RunView) -> dict[str, Any]:
+    """What the client takes at its start alone."""
+    remote, commit = git_of(run)
+    return {
+        **{name: getattr(run, name) for name in ("name", "group", "job_type", "notes", "host")},
+        "program": program_of(run.system.get("command")),
+        "remote": remote,
+        "commit": commit,
+    }

@@ -1,7 +1,8 @@
 """The real `wandb` client in offline mode, one run a process: rows in, W&B's own `offline-run-*` folder out.
 
 It reads one JSON object a line: `start`, `rows`, `about`, then `finish` or the end of its input. It answers each with
-one, `rows` when they are in the folder's file on disk, which W&B's client writes once a second here.
+one, `rows` when they are in the folder's file on disk, which W&B's client writes once a second here, and with what of
+them cannot be there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 FLUSH_S = 30.0
 _BLOCK, _HEADER, _FILE_HEADER = 32_768, 7, 7
 _MAGIC = b":W&B"
+_GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
 class OfflineRun:
@@ -32,32 +34,53 @@ class OfflineRun:
             save_code=False, x_disable_stats=True, x_disable_meta=True, x_save_requirements=False,
             x_transaction_log_flush_interval=1,
         )  # fmt: skip
+        # Folders are called by the second of their start, and a second one of that name would write over the first.
+        while Path(given["dir"], "wandb", time.strftime(f"offline-run-%Y%m%d_%H%M%S-{given['id']}")).exists():
+            time.sleep(0.05)
         names = ("id", "entity", "project", "name", "group", "job_type", "tags", "notes", "config")
         self._run: Any = wandb.init(dir=given["dir"], settings=settings, **{name: given[name] for name in names})
         self._define(given["axes"])
         self.file = Path(self._run.settings.sync_file)
         self._looked_to = 0
 
-    def rows(self, rows: list[list[Any]]) -> None:
-        """Log (step, time, values) each, and return when they are on disk."""
+    def rows(self, rows: list[list[Any]]) -> list[tuple[int, str, str]]:
+        """Log (step, time, values) each, and return when they are on disk: step, key and reason of what is not."""
+        refused = []
         for step, t, values in rows:
-            made = {key: logged(value) for key, value in values.items()}
-            for name, path in [(k, v) for k, v in made.items() if isinstance(v, list) and v[:1] == ["saved"]]:
-                self._run.save(path[1], base_path=str(Path(path[1]).parent), policy="now")
-                made[name] = Path(path[1]).name
+            made = {}
+            for key, value in values.items():
+                try:
+                    made[key] = self._logged(value)
+                except (OSError, ValueError, TypeError, LookupError, AssertionError) as error:
+                    refused.append((step, key, reason_of(error, value)))
             self._run.log({**made, "_timestamp": t}, step=step, commit=True)
         if rows:
             self._wait_for(rows[-1][0])
+        return refused
 
-    def about(self, config: dict[str, Any], summary: dict[str, Any], axes: dict[str, Any]) -> None:
-        """Replace what changed of config, definitions and the summary that the training set itself."""
+    def about(self, config: dict[str, Any], summary: dict[str, Any], axes: dict[str, Any], tags: list[str]) -> None:
+        """Replace what changed of config, definitions, tags and the summary that the training set itself."""
         self._run.config.update(config, allow_val_change=True)
         self._define(axes)
         self._run.summary.update(summary)
+        if tags != list(self._run.tags or ()):
+            self._run.tags = tags
 
     def finish(self, exit_code: int) -> None:
         """End the run."""
         self._run.finish(exit_code=exit_code)
+
+    def _logged(self, value: Any) -> Any:
+        """What `run.log` takes for a value. Files have no type there: they are the run's, the row has their names."""
+        if not isinstance(value, dict) or value.get("_gapless") != "file":
+            return logged(value)
+        names = [item["name"] for item in value["items"]]
+        for item in value["items"]:
+            made = Path(self._run.dir, item["name"])
+            made.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(item["path"], made)  # `save` would link to it, and say nothing where it is gone
+            self._run.save(str(made), base_path=self._run.dir, policy="now", glob=False)
+        return names[0] if len(names) == 1 else names
 
     def _define(self, axes: dict[str, Any]) -> None:
         for key, (axis, rule) in axes.items():
@@ -94,12 +117,20 @@ def logged(value: Any) -> Any:
         return wandb.Table(columns=value["columns"], data=value["rows"], log_mode=mode, allow_mixed_types=True)
     if kind == "histogram":
         made = [wandb.Histogram(np_histogram=(item["counts"], item["edges"])) for item in value["items"]]
-    elif kind == "file":
-        return ["saved", value["items"][0]["path"]]
     else:
         make = {"image": wandb.Image, "video": wandb.Video, "audio": wandb.Audio}[kind]
         made = [make(item["path"], caption=item.get("caption")) for item in value["items"]]
     return made[0] if len(made) == 1 else made
+
+
+def reason_of(error: Exception, value: Any) -> str:
+    """Why a value cannot be logged, ever. Raises `error` where it may be another time."""
+    if isinstance(error, _GONE):
+        return f"a payload that is missing ({error.strerror})"
+    if isinstance(error, OSError) and error.errno is not None:
+        raise error
+    kind = value["_gapless"] if isinstance(value, dict) else "value"
+    return f"{kind} that W&B's client does not take ({type(error).__name__})"
 
 
 def has_row(records: bytes, step: int) -> bool:
@@ -151,7 +182,7 @@ def main() -> None:
                     run = OfflineRun(request)
                     found = {"file": str(run.file)}
                 case "rows" if run is not None:
-                    run.rows(request["rows"])
+                    found = {"refused": run.rows(request["rows"])}
                 case "about" if run is not None:
                     run.about(**request)
                 case "finish" if run is not None:

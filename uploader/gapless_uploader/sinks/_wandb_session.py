@@ -17,7 +17,15 @@ from gapless_uploader.operations import State
 from gapless_uploader.sink import Ack, Batch, Memo, Parked, Place, Refusal, Rejected, Resume, Retryable, RunView
 from gapless_uploader.sinks import _wandb_queries as queries
 from gapless_uploader.sinks._wandb_ahead import ASKER, Ahead
-from gapless_uploader.sinks._wandb_describe import config_text, git_of, labels_of, program_of, tags_of
+from gapless_uploader.sinks._wandb_describe import (
+    config_text,
+    git_of,
+    labels_of,
+    program_of,
+    successor,
+    superseded_tag,
+    tags_of,
+)
 from gapless_uploader.sinks._wandb_draft import REFUSED_KEY, Draft, Limits
 from gapless_uploader.sinks._wandb_files import FileRefused, RunPlace, send_artifact, upload
 from gapless_uploader.sinks._wandb_find import Held
@@ -414,8 +422,7 @@ class WandbSession:
     def _supersede(self, run: RunView, next_late: str) -> None:
         """Leave the run as it is, ended, with the mark of the one that follows it."""
         following = run.generation + 1
-        name = self._place.run.removesuffix(f"-r{run.generation}") + f"-r{following}"
-        self.describe(run, tags=[f"superseded-by:{name}"[:64]])
+        self.describe(run, tags=[superseded_tag(successor(self._place.run, run.generation))])
         held = in_summary(self._progress, run.generation, Place(), following, next_late)
         summary = summary_text(run, self._progress, held, self._max_row_bytes)
         self._http.stream(self._path, b'{"files":{%b},"complete":true,"exitcode":0}' % summary_file(summary))
