@@ -12,7 +12,19 @@ import pytest
 from click.testing import CliRunner
 
 from gapless_uploader.cli import main
-from gapless_uploader.operations import Config, Log, Media, MediaItem, Missing, Row, State, Superseded, Table
+from gapless_uploader.operations import (
+    Axis,
+    Config,
+    Log,
+    Media,
+    MediaItem,
+    Missing,
+    Row,
+    State,
+    Summary,
+    Superseded,
+    Table,
+)
 from gapless_uploader.sinks.wandb import WandbSink
 from tests.servers.wandb_server import Run, WandbServer
 from tests.servers.wandb_server.client import client_env
@@ -171,6 +183,21 @@ def test_a_new_description_begins_a_folder(tmp_path: Path, server: WandbServer, 
     assert [shown["_step"] for shown in held.rows] == [0, 1]
     assert (held.fields["displayName"], held.group, held.fields["notes"]) == ("again", "g", "n")
     assert (held.fields["host"], held.fields["tags"]) == ("train-8", ["a"])
+
+
+def test_the_summary_is_the_whole_run_s(tmp_path: Path, server: WandbServer, sink: WandbSink) -> None:
+    """W&B keeps the newest folder's summary: it has the last values, the training's own and rules over all rows."""
+    axes = {"loss": (None, "min"), "hidden": (None, "none")}
+    set_by_training = {"best": 7, "only": 3.0}
+    first = row(0, loss=0.25, only=3.0, hidden=1.0)
+    run = view(axes=axes, summary={**first.values, **set_by_training})
+    memo = write(sink, run, {}, Axis("loss", None, "min"), Summary({"best": 7}), first).memo
+    ended = view(axes=axes, summary={"loss": 2.0, "acc": 4.0, "hidden": 1.0, **set_by_training})
+    write(sink, ended, memo, row(3, loss=2.0, acc=4.0), row(1, loss=0.5, acc=1.0), ENDED)
+    held = sync(server, tmp_path / "out").summary
+
+    assert {"best": 7, "only": 3.0, "acc": 4.0, "loss": {"min": 0.25}}.items() <= held.items()
+    assert "hidden" not in held
 
 
 def test_a_superseded_run_ends_with_its_mark(tmp_path: Path, server: WandbServer, sink: WandbSink) -> None:

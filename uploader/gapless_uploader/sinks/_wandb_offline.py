@@ -4,18 +4,21 @@ server.
 A run has one child process and one `offline-run-*` folder per session; the position moves when the rows are on disk
 there. The client takes no step below its last one, so rows of earlier steps go to a folder beside it: `wandb sync` of
 all folders of a run merges them by step, the later one winning. A batch that was on its way when the uploader died is
-written again, under the same steps. What a folder cannot hold is refused, each value by itself.
+written again, under the same steps. Of the folders' summaries the newest one remains, so each folder but the first is
+given the whole run's. What a folder cannot hold is refused, each value by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from gapless_uploader.operations import Amend, Axis, Config, Log, Row, State, Summary, Superseded
 from gapless_uploader.replay import MergedRun
-from gapless_uploader.sink import Ack, Batch, Memo, Refusal, RunView
+from gapless_uploader.sink import Ack, Batch, Memo, Refusal, Retryable, RunView
+from gapless_uploader.sinks._wandb_axes import Rules, fold
 from gapless_uploader.sinks._wandb_child_process import ChildProcess
 from gapless_uploader.sinks._wandb_describe import (
     RENAMED,
@@ -31,6 +34,8 @@ from gapless_uploader.sinks._wandb_describe import (
 from gapless_uploader.sinks._wandb_files import RunPlace
 from gapless_uploader.sinks._wandb_lines import TooBig, plain, spool_key, tracker_key
 from gapless_uploader.sinks._wandb_offline_rows import note_renamed, unchanged, values_of
+from gapless_uploader.sinks._wandb_progress import Progress
+from gapless_uploader.sinks._wandb_request import summary_values
 
 _FILE = Path(__file__).with_name("_wandb_offline_child.py")
 _ROWS_AT_ONCE = 1_000
@@ -83,7 +88,7 @@ class OfflineFolder:
             refused += [Refusal(step, spool_key(key), reason) for step, key, reason in answer["refused"]]
         return [one for one in refused if one.key not in (known or {}).get(one.step or 0, ())]
 
-    def about(self, run: RunView, summary: Mapping[str, Any], tags: Sequence[str] = ()) -> list[Refusal]:
+    def about(self, run: RunView, summary: Mapping[str, Any]) -> list[Refusal]:
         """Say what changed, and `summary`, which the training set itself. What cannot be. Raises Retryable."""
         refused: list[Refusal] = []
         values: dict[str, Any] = {}
@@ -92,10 +97,14 @@ class OfflineFolder:
                 values[tracker_key(key)] = plain(value)
             except TooBig as reason:
                 refused.append(Refusal(None, key, str(reason)))
-        about = {"config": self._config(run), "summary": values, "axes": run.axes, "tags": [*tags_of(run), *tags]}
+        self.tell(run, values)
+        return refused
+
+    def tell(self, run: RunView, summary: Mapping[str, Any], tags: Sequence[str] = ()) -> None:
+        """The same with a summary as W&B has it, and with more tags. Raises Retryable."""
+        about = {"config": self._config(run), "summary": summary, "axes": run.axes, "tags": [*tags_of(run), *tags]}
         self._child.ask({"do": "about", **about})
         self._num_told = len(self._renamed)
-        return refused
 
     def finish(self, exit_code: int) -> None:
         """End the run and the client. Raises Retryable."""
@@ -117,18 +126,42 @@ class OfflineSession:
         self._folder = folder
         self._place = place
         self._current: OfflineFolder | None = None
-        self._top: int = memo.get("top", -1)
+        self._progress = Progress.from_memo(memo)
+        self._is_first = not memo
+        """No folder of the run was begun."""
         self._beside: bool = memo.get("beside", False)
         """Some folder is newer than the one that is written."""
-        self._renamed: list[str] = list(memo.get("renamed", []))
 
     def write(self, batch: Batch) -> Ack:
         """Write the batch to disk, through W&B's client. Raises Retryable and OSError."""
+        folds = deepcopy(self._progress.folds)
+        try:
+            return self._apply(batch)
+        except (Retryable, OSError):
+            self._progress.folds = folds  # the rows come again
+            raise
+
+    def heartbeat(self, now: float) -> None:
+        """Nobody listens."""
+
+    def flush(self) -> Memo:
+        """What was acknowledged is on disk."""
+        held = self._progress.to_memo()
+        return {**{name: held[name] for name in ("top", "folds", "renamed")}, "beside": self._beside}
+
+    def close(self) -> None:
+        """End the client; the folder can be synced, and another session makes another folder."""
+        if self._current is not None:
+            self._current.close()
+            self._current = None
+
+    def _apply(self, batch: Batch) -> Ack:
         refused: list[Refusal] = []
         rising: list[Row | Amend] = []
         earlier: dict[int, Row | Amend] = {}
         known: dict[int, set[str]] = {}
         summary: dict[str, Any] = {}
+        progress, rules = self._progress, Rules(batch.run.axes)
         changed, state, is_superseded = False, None, False
         for operation in batch.operations:
             match operation:
@@ -136,13 +169,15 @@ class OfflineSession:
                     refused.append(Refusal(None, None, _NO_STEP))
                 case Row() | Amend():
                     step = operation.step or 0
-                    note_renamed(operation, self._renamed)
-                    if step > self._top and isinstance(operation, Row):
-                        self._top = step
+                    note_renamed(operation, progress.renamed)
+                    before = unchanged(operation)
+                    if rules.any:
+                        fold(progress.folds, rules, {k: v for k, v in operation.values.items() if k not in before})
+                    if step > progress.top and isinstance(operation, Row):
+                        progress.top = step
                         rising.append(operation)
                     else:
                         earlier[step] = operation
-                        before = unchanged(operation)
                         known[step] = known.get(step, before) & before
                 case Config() | Axis():
                     changed = True
@@ -166,19 +201,6 @@ class OfflineSession:
             self._end(batch.run, state)
         return Ack(len(batch.operations), self.flush(), refused)
 
-    def heartbeat(self, now: float) -> None:
-        """Nobody listens."""
-
-    def flush(self) -> Memo:
-        """What was acknowledged is on disk."""
-        return {"top": self._top, "beside": self._beside, "renamed": list(self._renamed)}
-
-    def close(self) -> None:
-        """End the client; the folder can be synced, and another session makes another folder."""
-        if self._current is not None:
-            self._current.close()
-            self._current = None
-
     def _write(
         self,
         run: RunView,
@@ -195,13 +217,18 @@ class OfflineSession:
             beside = self._begun(run)
             try:
                 refused += beside.write(earlier, known)
+                beside.tell(run, summary_values(run, self._progress))
             finally:
                 beside.close()
             self._beside = True
         return refused
 
     def _begun(self, run: RunView) -> OfflineFolder:
-        return OfflineFolder(self._folder, self._place, run, self._renamed)
+        made = OfflineFolder(self._folder, self._place, run, self._progress.renamed)
+        if not self._is_first:
+            made.tell(run, summary_values(run, self._progress))
+        self._is_first = False
+        return made
 
     def _end(self, run: RunView, state: State) -> None:
         """The end goes to the newest folder, so that it is what `wandb sync` of all of them leaves."""
@@ -216,7 +243,7 @@ class OfflineSession:
     def _supersede(self, run: RunView) -> None:
         """Leave the run as it is, ended, with the mark of the one that follows it."""
         newest = self._newest(run)
-        newest.about(run, {}, [superseded_tag(successor(self._place.run, run.generation))])
+        newest.tell(run, {}, [superseded_tag(successor(self._place.run, run.generation))])
         newest.finish(0)
         self._current = None
 

@@ -56,6 +56,20 @@ def summary_text(
 ) -> str:
     """The run's summary by its rules, with `held` as its `_gapless`, without the keys `left_out`; the largest values
     go where it is too large."""
+    values = summary_values(run, progress, left_out)
+    own: dict[str, Any] = dict(zip(("_step", "_timestamp"), progress.last, strict=False))
+    own["_runtime"] = run.runtime if progress.ended or not progress.last else progress.last[2]
+    own["_wandb"] = {"runtime": int(run.runtime)}
+    own["_gapless"] = held
+    text = careful_body({**values, **own})
+    while len(text) > max_bytes and values:
+        del values[max(values, key=lambda key: len(json.dumps(values[key])))]
+        text = careful_body({**values, **own})
+    return text
+
+
+def summary_values(run: RunView, progress: Progress, left_out: Collection[str] = ()) -> dict[str, Any]:
+    """The run's summary by its rules, under W&B's names, without the keys `left_out`."""
     rules = Rules(run.axes)
     values: dict[str, Any] = {}
     for key, value in [*((key, shown[1]) for key, shown in progress.shown.items()), *run.summary.items()]:
@@ -68,15 +82,7 @@ def summary_text(
         is_kept, simple = ruled(key, simple, rules, progress.folds)
         if is_kept:
             values[tracker_key(key)] = simple
-    own: dict[str, Any] = dict(zip(("_step", "_timestamp"), progress.last, strict=False))
-    own["_runtime"] = run.runtime if progress.ended or not progress.last else progress.last[2]
-    own["_wandb"] = {"runtime": int(run.runtime)}
-    own["_gapless"] = held
-    text = careful_body({**values, **own})
-    while len(text) > max_bytes and values:
-        del values[max(values, key=lambda key: len(json.dumps(values[key])))]
-        text = careful_body({**values, **own})
-    return text
+    return values
 
 
 def end_files(run: RunView, progress: Progress, summary: str, version: str) -> list[Upload]:
