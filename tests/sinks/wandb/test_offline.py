@@ -200,6 +200,18 @@ def test_the_summary_is_the_whole_run_s(tmp_path: Path, server: WandbServer, sin
     assert "hidden" not in held
 
 
+def test_what_was_acknowledged_is_on_disk(tmp_path: Path, server: WandbServer, sink: WandbSink) -> None:
+    """Config, tags and summary are, without a row after them, where the client is killed at once."""
+    session = sink.open(view(), {})
+    session.write(batch(view(), row(0)))
+    later = view(config={"late": 1}, tags=["a"])
+    session.write(batch(later, Config(later.config), Summary({"best": 7})))
+    session.close()
+    held = sync(server, tmp_path / "out")
+
+    assert (held.config, held.fields["tags"], held.summary["best"]) == ({"late": 1}, ["a"], 7)
+
+
 def test_a_superseded_run_ends_with_its_mark(tmp_path: Path, server: WandbServer, sink: WandbSink) -> None:
     """As online: the tag names the run that holds the corrected history."""
     write(sink, view(tags=["a"]), {}, row(0), Superseded("r-1-r2"))

@@ -15,7 +15,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from gapless_uploader.operations import Amend, Axis, Config, Log, Row, State, Summary, Superseded
+from gapless_uploader.operations import Amend, Log, Row, State, Summary, Superseded
 from gapless_uploader.replay import MergedRun
 from gapless_uploader.sink import Ack, Batch, Memo, Refusal, Retryable, RunView
 from gapless_uploader.sinks._wandb_axes import Rules, fold
@@ -49,16 +49,15 @@ class OfflineFolder:
     def __init__(self, folder: Path, place: RunPlace, run: RunView, renamed: list[str]) -> None:
         """Start the client; `renamed` are the keys that have another name at W&B. Raises Retryable and OSError."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._renamed, self._num_told = renamed, len(renamed)
+        self._renamed = renamed
         self._child = ChildProcess(_FILE)
         self._said = _said(run)
+        self._about = self._about_of(run)
         answer = self._child.ask(
             {
                 "do": "start",
                 **self._said,
-                "config": self._config(run),
-                "axes": run.axes,
-                "tags": tags_of(run),
+                **self._about,
                 "id": place.run,
                 "project": place.project,
                 "entity": place.entity or None,
@@ -66,11 +65,6 @@ class OfflineFolder:
             }
         )
         self.path = Path(answer["file"]).parent
-
-    @property
-    def is_told(self) -> bool:
-        """Whether its config has every key that was renamed."""
-        return self._num_told == len(self._renamed)
 
     def says(self, run: RunView) -> bool:
         """Whether the folder has what the client takes at its start alone as the run has it now."""
@@ -102,9 +96,14 @@ class OfflineFolder:
 
     def tell(self, run: RunView, summary: Mapping[str, Any], tags: Sequence[str] = ()) -> None:
         """The same with a summary as W&B has it, and with more tags. Raises Retryable."""
-        about = {"config": self._config(run), "summary": summary, "axes": run.axes, "tags": [*tags_of(run), *tags]}
-        self._child.ask({"do": "about", **about})
-        self._num_told = len(self._renamed)
+        about = self._about_of(run, tags)
+        if summary or about != self._about:
+            self._child.ask({"do": "about", "summary": summary, **about})
+            self._about = about
+
+    def settle(self) -> None:
+        """Return when what was said is on disk. Raises Retryable."""
+        self._child.ask({"do": "settle"})
 
     def finish(self, exit_code: int) -> None:
         """End the run and the client. Raises Retryable."""
@@ -115,8 +114,10 @@ class OfflineFolder:
         """End the client without a word about the run's end. May be called twice."""
         self._child.close()
 
-    def _config(self, run: RunView) -> dict[str, Any]:
-        return {**run.config, RENAMED: renamed_keys(self._renamed)} if self._renamed else run.config
+    def _about_of(self, run: RunView, tags: Sequence[str] = ()) -> dict[str, Any]:
+        """What the client takes at any time."""
+        renamed = {RENAMED: renamed_keys(self._renamed)} if self._renamed else {}
+        return {"config": {**run.config, **renamed}, "axes": dict(run.axes), "tags": [*tags_of(run), *tags]}
 
 
 class OfflineSession:
@@ -162,7 +163,7 @@ class OfflineSession:
         known: dict[int, set[str]] = {}
         summary: dict[str, Any] = {}
         progress, rules = self._progress, Rules(batch.run.axes)
-        changed, state, is_superseded = False, None, False
+        state, is_superseded = None, False
         for operation in batch.operations:
             match operation:
                 case Row(step=None):
@@ -179,11 +180,8 @@ class OfflineSession:
                     else:
                         earlier[step] = operation
                         known[step] = known.get(step, before) & before
-                case Config() | Axis():
-                    changed = True
                 case Summary(values=values):
                     summary.update(values)
-                    changed = True
                 case State():
                     state = operation
                 case Log():
@@ -191,14 +189,14 @@ class OfflineSession:
                 case Superseded():
                     is_superseded = True
                 case _:
-                    pass  # names and environment begin a folder; W&B has no place for a gap, and takes no row back
-        refused += self._write(batch.run, rising, [earlier[step] for step in sorted(earlier)], known)
-        if self._current is not None and (changed or not self._current.is_told):
-            refused += self._current.about(batch.run, summary)
+                    pass  # what the run says of itself is compared below; W&B has no place for a gap
+        refused += self._write(batch.run, rising, [earlier[step] for step in sorted(earlier)], known, summary)
         if is_superseded:
             self._supersede(batch.run)
         elif state is not None and state.state in ("finished", "failed", "crashed"):
             self._end(batch.run, state)
+        if self._current is not None:
+            self._current.settle()
         return Ack(len(batch.operations), self.flush(), refused)
 
     def _write(
@@ -207,6 +205,7 @@ class OfflineSession:
         rising: list[Row | Amend],
         earlier: list[Row | Amend],
         known: Mapping[int, Collection[str]],
+        summary: dict[str, Any],
     ) -> list[Refusal]:
         if self._current is not None and not self._current.says(run):
             self.close()
@@ -218,10 +217,11 @@ class OfflineSession:
             try:
                 refused += beside.write(earlier, known)
                 beside.tell(run, summary_values(run, self._progress))
+                beside.settle()
             finally:
                 beside.close()
             self._beside = True
-        return refused
+        return refused + self._current.about(run, summary)
 
     def _begun(self, run: RunView) -> OfflineFolder:
         made = OfflineFolder(self._folder, self._place, run, self._progress.renamed)
@@ -234,6 +234,7 @@ class OfflineSession:
         """The end goes to the newest folder, so that it is what `wandb sync` of all of them leaves."""
         newest = self._newest(run)
         if state.state == "crashed":
+            newest.settle()
             self.close()  # a folder without an end is what a killed run leaves
             return
         code = state.exit_code or 0
@@ -274,6 +275,8 @@ def export_offline(merged: MergedRun, folder: Path) -> tuple[Path, list[Refusal]
         if run.state in ("finished", "failed"):
             code = run.exit_code or 0
             made.finish(code if run.state == "finished" else code or 1)
+        else:
+            made.settle()
     finally:
         made.close()
     return made.path, refused

@@ -1,8 +1,8 @@
 """The real `wandb` client in offline mode, one run a process: rows in, W&B's own `offline-run-*` folder out.
 
-It reads one JSON object a line: `start`, `rows`, `about`, then `finish` or the end of its input. It answers each with
-one, `rows` when they are in the folder's file on disk, which W&B's client writes once a second here, and with what of
-them cannot be there.
+It reads one JSON object a line: `start`, `rows`, `about`, `settle`, then `finish` or the end of its input. It answers
+each with one, `rows` when they are in the folder's file on disk, which W&B's client writes once a second here, and with
+what of them cannot be there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 FLUSH_S = 30.0
+INTERVAL_S = 1
 _BLOCK, _HEADER, _FILE_HEADER = 32_768, 7, 7
 _MAGIC = b":W&B"
 _GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
@@ -32,7 +33,7 @@ class OfflineRun:
             mode="offline", silent=True, console="off", host=given["host"] or "", program=given["program"] or "",
             disable_git=True, git_commit=given["commit"], git_remote_url=given["remote"], disable_code=True,
             save_code=False, x_disable_stats=True, x_disable_meta=True, x_save_requirements=False,
-            x_transaction_log_flush_interval=1,
+            x_transaction_log_flush_interval=INTERVAL_S,
         )  # fmt: skip
         # Folders are called by the second of their start, and a second one of that name would write over the first.
         while Path(given["dir"], "wandb", time.strftime(f"offline-run-%Y%m%d_%H%M%S-{given['id']}")).exists():
@@ -42,6 +43,8 @@ class OfflineRun:
         self._define(given["axes"])
         self.file = Path(self._run.settings.sync_file)
         self._looked_to = 0
+        self._told_at: int | None = None
+        """How large the file was when something was said that no row follows."""
 
     def rows(self, rows: list[list[Any]]) -> list[tuple[int, str, str]]:
         """Log (step, time, values) each, and return when they are on disk: step, key and reason of what is not."""
@@ -56,15 +59,28 @@ class OfflineRun:
             self._run.log({**made, "_timestamp": t}, step=step, commit=True)
         if rows:
             self._wait_for(rows[-1][0])
+            self._told_at = None  # the file has its records in order
         return refused
 
     def about(self, config: dict[str, Any], summary: dict[str, Any], axes: dict[str, Any], tags: list[str]) -> None:
         """Replace what changed of config, definitions, tags and the summary that the training set itself."""
+        self._told_at = self._size()
         self._run.config.update(config, allow_val_change=True)
         self._define(axes)
         self._run.summary.update(summary)
-        if tags != list(self._run.tags or ()):
-            self._run.tags = tags
+        self._run.tags = tags  # which makes a record in any case
+
+    def settle(self) -> None:
+        """Return when what `about` said is on disk: the client is asked for no answer, but writes once a second."""
+        if self._told_at is None:
+            return
+        deadline = time.monotonic() + FLUSH_S
+        while self._size() == self._told_at:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"W&B's client did not write {self.file.name} within {FLUSH_S:.0f} s")
+            time.sleep(0.05)
+        time.sleep(1.5 * INTERVAL_S)  # it may have written between two records
+        self._told_at = None
 
     def finish(self, exit_code: int) -> None:
         """End the run."""
@@ -94,6 +110,9 @@ class OfflineRun:
                 raise TimeoutError(f"W&B's client did not write {self.file.name} within {FLUSH_S:.0f} s")
             time.sleep(0.05)
         self._looked_to = self.file.stat().st_size
+
+    def _size(self) -> int:
+        return self.file.stat().st_size if self.file.exists() else 0
 
     def _tail(self) -> bytes:
         """The blocks in which the newest rows can be."""
@@ -185,6 +204,8 @@ def main() -> None:
                     found = {"refused": run.rows(request["rows"])}
                 case "about" if run is not None:
                     run.about(**request)
+                case "settle" if run is not None:
+                    run.settle()
                 case "finish" if run is not None:
                     run.finish(request["exit_code"])
         except Exception as error:  # noqa: BLE001 - whatever a vendor raises is the answer
