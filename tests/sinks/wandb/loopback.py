@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from typing import Any
 
 from gapless_uploader.sink import Retryable
 from gapless_uploader.sinks._wandb_ahead import ASKER
 from gapless_uploader.sinks._wandb_http import Credentials
-from gapless_uploader.sinks._wandb_reader import READER
+from gapless_uploader.sinks._wandb_reader import LOOKS_AT_ONCE, READER
 from gapless_uploader.sinks.wandb import WandbSink
 from tests.servers.wandb_server import DEFAULT_KEY, WandbServer
 
@@ -30,7 +31,9 @@ def make_sink(server: WandbServer, **options: Any) -> LoopbackSink:
 
 def let_questions_end() -> None:
     """Wait for read-backs on their way: asked of a server that is gone, they would hold up the next test's."""
-    ASKER.ask(dict).result()
+    meet = threading.Barrier(LOOKS_AT_ONCE)
+    for met in [ASKER.ask(lambda: {"met": meet.wait()}) for _ in range(LOOKS_AT_ONCE)]:
+        met.result()  # all its threads are there, with nothing before this to do
     with suppress(Retryable):
         # Answered behind a `connect`, which has no answer of its own.
         READER.credentials("http://127.0.0.1:9", False)

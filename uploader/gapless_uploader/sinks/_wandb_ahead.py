@@ -1,7 +1,7 @@
 """A session's first request, which W&B took: `wandb.Api` is asked to show it while later requests are sent.
 
-The answer is waited for by nobody but who needs it. All sessions of a process share one thread for their questions,
-since they are answered one after the other anyway.
+The answer is waited for by nobody but who needs it. All sessions of a process share a few threads for their
+questions, as many as are answered at once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from gapless_uploader.sinks._wandb_proof import Proof
+from gapless_uploader.sinks._wandb_reader import LOOKS_AT_ONCE
 
 
 @dataclass(slots=True)
@@ -30,33 +31,37 @@ class Ahead:
 
 
 class Asker:
-    """Calls in their order, in a thread that is started with the first. Thread safe."""
+    """Calls, begun in their order, each in a thread; one is started where all are busy. Thread safe."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Future[dict[str, Any]], Callable[[], dict[str, Any]]]] = SimpleQueue()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._num_open = 0
+        self._num_threads = 0
 
     def ask(self, call: Callable[[], dict[str, Any]]) -> Future[dict[str, Any]]:
         """The call's result, or what it raises, when it is there; may be cancelled before it is its turn."""
         answer: Future[dict[str, Any]] = Future()
         self._calls.put((answer, call))
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="wandb read-back", daemon=True)
-                self._thread.start()
+            self._num_open += 1
+            starts = self._num_threads < min(self._num_open, LOOKS_AT_ONCE)
+            self._num_threads += starts
+        if starts:
+            threading.Thread(target=self._run, name="wandb read-back", daemon=True).start()
         return answer
 
     def _run(self) -> None:
         while True:
             answer, call = self._calls.get()
-            if not answer.set_running_or_notify_cancel():
-                continue
-            try:
-                answer.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - whoever waits for the answer gets it
-                answer.set_exception(error)
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(call())
+                except BaseException as error:  # noqa: BLE001 - whoever waits for the answer gets it
+                    answer.set_exception(error)
             del answer, call
+            with self._lock:
+                self._num_open -= 1
 
 
 ASKER = Asker()

@@ -1,8 +1,8 @@
 """The real `wandb` client in offline mode, one run a process: rows in, W&B's own `offline-run-*` folder out.
 
 It reads one JSON object a line: `start`, `rows`, `about`, `settle`, then `finish` or the end of its input. It answers
-each with one, `rows` when they are in the folder's file on disk, which W&B's client writes once a second here, and with
-what of them cannot be there.
+each in its turn with one of the same `number`, `rows` when they are in the folder's file on disk, which W&B's client
+writes once a second here, and with what of them cannot be there.
 """
 
 from __future__ import annotations
@@ -194,6 +194,7 @@ def main() -> None:
     run: OfflineRun | None = None
     for line in requests:
         request = json.loads(line)
+        number = request.pop("number")
         found: dict[str, Any] = {}
         try:
             match request.pop("do"):
@@ -210,7 +211,7 @@ def main() -> None:
                     run.finish(request["exit_code"])
         except Exception as error:  # noqa: BLE001 - whatever a vendor raises is the answer
             found = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
-        answers.write(json.dumps(found) + "\n")
+        answers.write(json.dumps({**found, "number": number}) + "\n")
         answers.flush()
 
 
