@@ -169,7 +169,7 @@ def test_long_names_are_cut_and_whole_in_the_config(lives: Lives, attempt: Attem
 
     assert (run.fields["displayName"], run.fields["jobType"]) == ("n" * 128, "j" * 64)
     assert run.group == "g" * 128
-    assert run.config["gapless_cut"] == {"displayName": "n" * 300, "jobType": "j" * 65}
+    assert run.config["gapless_cut"] == {"name": "n" * 300, "job_type": "j" * 65}
 
 
 # Files

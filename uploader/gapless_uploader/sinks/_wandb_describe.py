@@ -16,7 +16,6 @@ from gapless_uploader.sinks._wandb_lines import TooBig, plain, tracker_key
 
 _NOT_IN_A_PROJECT = re.compile(r"[/\\#?%:\x00-\x1f\x7f-\x9f]")
 _NOT_IN_A_RUN = re.compile(r"[/\\:;,#?%\x00-\x1f\x7f-\x9f\s]")
-RENAMED = "gapless_renamed_keys"
 _MAX_NAME = 128
 _MAX_TAG = _MAX_JOB_TYPE = 64
 """Characters: W&B refuses a run with more."""
@@ -40,24 +39,17 @@ def _fit(name: str, bad: re.Pattern[str]) -> str:
     return f"{left}-{unique}" if left else unique
 
 
-def renamed_keys(keys: list[str]) -> dict[str, str]:
-    """What the config says under `gapless_renamed_keys`: name at W&B -> key."""
-    return {tracker_key(key): key for key in keys}
-
-
 def config_text(run: RunView, late_axis: bool, version: str, renamed: list[str]) -> str:
     """The whole config as JSON text, each key as `{"value": ...}`, W&B's own block `_wandb` among them.
 
-    Keys that arrive under another name are listed under `RENAMED`, and what was too long for W&B under `gapless_cut`.
+    What `changes_of` finds is in it, too.
     """
     config: dict[str, Any] = {}
     for key, value in run.config.items():
         if key != "_wandb":
             config[key] = {"value": _held(value)}
-    if renamed:
-        config[RENAMED] = {"value": renamed_keys(renamed)}
-    if cut := _cut_labels(run):
-        config["gapless_cut"] = {"value": cut}
+    for key, value in changes_of(run, renamed).items():
+        config[key] = {"value": value}
     python = run.system.get("python")
     python = python if isinstance(python, str) else None
     block: dict[str, Any] = {
@@ -149,17 +141,19 @@ def _words(command: str) -> list[str]:
 
 
 def labels_of(run: RunView) -> dict[str, str | None]:
-    """Name, group and job type of the run, each as long as W&B takes it; the config has the whole of what was cut."""
+    """`name`, `group` and `job_type` of the run, each as long as W&B takes it."""
     return {
-        "displayName": run.name and run.name[:_MAX_NAME],
-        "groupName": run.group and run.group[:_MAX_NAME],
-        "jobType": run.job_type and run.job_type[:_MAX_JOB_TYPE],
+        "name": run.name and run.name[:_MAX_NAME],
+        "group": run.group and run.group[:_MAX_NAME],
+        "job_type": run.job_type and run.job_type[:_MAX_JOB_TYPE],
     }
 
 
-def _cut_labels(run: RunView) -> dict[str, str]:
-    whole = {"displayName": run.name, "groupName": run.group, "jobType": run.job_type}
-    return {name: text for name, text in whole.items() if text and text != labels_of(run)[name]}
+def changes_of(run: RunView, renamed: list[str]) -> dict[str, Any]:
+    """What the config says of keys that arrive under another name, and the whole of labels that were cut."""
+    cut = {name: getattr(run, name) for name, text in labels_of(run).items() if text != getattr(run, name)}
+    renames = {tracker_key(key): key for key in renamed}
+    return {name: found for name, found in (("gapless_renamed_keys", renames), ("gapless_cut", cut)) if found}
 
 
 def successor(name: str, generation: int) -> str:

@@ -21,11 +21,11 @@ from gapless_uploader.sink import Ack, Batch, Memo, Refusal, Retryable, RunView
 from gapless_uploader.sinks._wandb_axes import Rules, fold
 from gapless_uploader.sinks._wandb_child_process import ChildProcess
 from gapless_uploader.sinks._wandb_describe import (
-    RENAMED,
+    changes_of,
     git_of,
+    labels_of,
     program_of,
     project_name,
-    renamed_keys,
     run_name,
     successor,
     superseded_tag,
@@ -116,8 +116,8 @@ class OfflineFolder:
 
     def _about_of(self, run: RunView, tags: Sequence[str] = ()) -> dict[str, Any]:
         """What the client takes at any time."""
-        renamed = {RENAMED: renamed_keys(self._renamed)} if self._renamed else {}
-        return {"config": {**run.config, **renamed}, "axes": dict(run.axes), "tags": [*tags_of(run), *tags]}
+        config = {**run.config, **changes_of(run, self._renamed)}
+        return {"config": config, "axes": dict(run.axes), "tags": [*tags_of(run), *tags]}
 
 
 class OfflineSession:
@@ -286,7 +286,9 @@ def _said(run: RunView) -> dict[str, Any]:
     """What the client takes at its start alone."""
     remote, commit = git_of(run)
     return {
-        **{name: getattr(run, name) for name in ("name", "group", "job_type", "notes", "host")},
+        **labels_of(run),
+        "notes": run.notes,
+        "host": run.host,
         "program": program_of(run.system.get("command")),
         "remote": remote,
         "commit": commit,

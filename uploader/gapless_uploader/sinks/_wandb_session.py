@@ -125,12 +125,15 @@ class WandbSession:
     ) -> None:
         """Say what the run is, unless W&B knows it in these words. Raises Retryable and Parked."""
         remote, commit = git_of(run)
+        labels = labels_of(run)
         variables = {
             "name": self._place.run,
             "project": self._place.project,
             "entity": self._place.entity or None,
-            **labels_of(run),
+            "groupName": labels["group"],
+            "displayName": labels["name"],
             "notes": run.notes,
+            "jobType": labels["job_type"],
             "tags": [*tags_of(run), *(tags or [])],
             "host": run.host or None,
             "program": program_of(run.system.get("command")),
