@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,19 +12,6 @@ from tests.servers.swanlab.client import RawClient, row
 
 ROWS = [row("loss", step, step / 2) for step in range(6)]
 STORED = {"before": 0, "half": 3, "after": 6}
-
-
-@pytest.fixture
-def server() -> Iterator[SwanLabServer]:
-    with SwanLabServer() as server:
-        yield server
-
-
-@pytest.fixture
-def raw(server: SwanLabServer) -> Iterator[RawClient]:
-    with RawClient(server.url, server.api_key) as raw:
-        raw.open_run()
-        yield raw
 
 
 def stored(server: SwanLabServer) -> int:

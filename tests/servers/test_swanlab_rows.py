@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,20 +12,6 @@ import pytest
 from tests.servers.swanlab import SwanLabServer
 from tests.servers.swanlab.client import RawClient, row
 from tests.servers.swanlab.clock import iso
-
-
-@pytest.fixture
-def server() -> Iterator[SwanLabServer]:
-    with SwanLabServer() as server:
-        yield server
-
-
-@pytest.fixture
-def raw(server: SwanLabServer) -> Iterator[RawClient]:
-    with RawClient(server.url, server.api_key) as raw:
-        raw.open_run()
-        yield raw
-
 
 # Rows.
 

@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-
-import pytest
 
 from tests.servers.swanlab import SwanLabServer
 from tests.servers.swanlab.client import RawClient, row
 from tests.servers.swanlab.clock import iso
 from tests.servers.swanlab_server import SwanLabServerProcess
-
-
-@pytest.fixture
-def server() -> Iterator[SwanLabServer]:
-    with SwanLabServer() as server:
-        yield server
-
-
-@pytest.fixture
-def raw(server: SwanLabServer) -> Iterator[RawClient]:
-    with RawClient(server.url, server.api_key) as raw:
-        raw.open_run()
-        yield raw
-
 
 # Sessions, runs, columns, documents.
 
