@@ -16,7 +16,7 @@ from gapless_uploader.sinks._wandb_tables import TableArtifact, manifest, md5_of
 _AT_ONCE = 100
 
 
-class FileRefused(Exception):
+class FileRefused(Rejected):
     """A value's file that cannot be read, or that W&B does not take: it costs its key in its row, and no more."""
 
     def __init__(self, of: tuple[int, str], reason: str) -> None:
