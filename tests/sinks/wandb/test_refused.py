@@ -17,6 +17,7 @@ from tests.sinks.wandb.lives import Lives
 from tests.wandb_spool import Attempt, files_of
 
 FINISH = {"state": "finished", "exit_code": 0}
+IN_SUMMARY = "a key of the summary without which W&B took what it had refused"
 REFUSED = "a key without which W&B took what it had refused"
 
 
@@ -57,7 +58,7 @@ def test_a_key_of_one_row_costs_its_value_alone(lives: Lives, attempt: Attempt, 
     assert [(row["_step"], row["loss"]) for row in run.rows] == [(step, step + 0.5) for step in range(30)]
     assert run.state(lives.clock()) == "finished"
     assert "over" not in run.summary
-    assert refused(lives) == {REFUSED: 1}
+    assert refused(lives) == {REFUSED: 1, IN_SUMMARY: 1}
 
 
 def test_a_refused_key_is_known_from_then_on(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
@@ -95,7 +96,7 @@ def test_a_refused_key_of_the_summary_costs_itself(lives: Lives, attempt: Attemp
     run = server.run("grpo", "r-1")
     assert [row["loss"] for row in run.rows] == [step + 0.5 for step in range(30)]
     assert (run.summary["loss"], run.state(lives.clock())) == (29.5, "finished")
-    assert refused(lives) == {REFUSED: 1}
+    assert refused(lives) == {IN_SUMMARY: 1}
 
 
 def test_a_stretch_of_refusals_loses_nothing(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
@@ -124,6 +125,138 @@ def test_many_rows_follow_a_refused_one_in_few_requests(lives: Lives, attempt: A
 
     assert len(server.run("grpo", "r-1").rows) == 350
     assert len(posts) < 40
+
+
+@pytest.mark.parametrize("bad", [{"key/c", "key/e"}, {"key/a", "key/b"}], ids=["two of six", "two others"])
+@pytest.mark.parametrize("first", [0, 5], ids=["from the first row on", "from some row on"])
+def test_two_keys_cost_themselves(
+    lives: Lives, attempt: Attempt, server: WandbServer, bad: set[str], first: int
+) -> None:
+    """Two keys of six are refused: the four others arrive in all rows."""
+    server.backend.keeps_bodies = True
+    hits = [holds(key) for key in sorted(bad)]
+    server.arm("file_stream", "status", status=400, count=None, predicate=lambda r: any(hit(r) for hit in hits))
+    keys = {f"key/{letter}": 1.0 for letter in "abcdef"}
+    attempt.add_rows([(step, {"loss": 0.5, **(keys if step >= first else {})}) for step in range(12)])
+    attempt.add("finish", FINISH)
+
+    assert drive(lives) == []
+
+    rows = server.run("grpo", "r-1").rows
+    assert [set(row) & set(keys) for row in rows] == [set(keys) - bad if step >= first else set() for step in range(12)]
+    assert refused(lives)[REFUSED] == 2 * (12 - first)
+
+
+def test_what_the_summary_holds_later_is_tried(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
+    """One key of the summary was refused: another that the training sets later arrives."""
+    server.backend.keeps_bodies = True
+    server.arm("file_stream", "status", status=400, count=None, predicate=holds("bad"))
+    attempt.add_rows([(0, {"loss": 0.5})])
+    attempt.add("summary", {"bad": 1})
+    drive(lives)
+    attempt.add_rows([(1, {"loss": 1.5})])
+    attempt.add("summary", {"best": 7})
+    attempt.add("finish", FINISH)
+    drive(lives)
+    run = server.run("grpo", "r-1")
+
+    assert (run.summary["best"], run.summary["loss"], run.state(lives.clock())) == (7, 1.5, "finished")
+    assert refused(lives) == {IN_SUMMARY: 1}
+
+
+def test_rows_of_a_refused_key_alone_are_soon_done(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
+    """A row without any other key says at least that it was there; the key is not asked about again."""
+    server.backend.keeps_bodies = True
+    server.arm("file_stream", "status", status=400, count=None, predicate=holds("bad"))
+    attempt.add_rows([(0, {"loss": 0.5}), *((step, {"bad": 1.0}) for step in range(1, 200))])
+    attempt.add("finish", FINISH)
+    drive(lives)
+
+    assert len(server.run("grpo", "r-1").lines) == 200
+    assert len(server.requests) < 100
+
+
+def test_a_refused_row_leaves_an_ended_run_ended(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
+    """A late row that W&B refuses, when the run is over: it is set aside, and the run stays what it was."""
+    attempt.add_rows([(step, {"loss": step + 0.5}) for step in range(8)])
+    attempt.add("finish", FINISH)
+    lives.run()
+    before = dict(server.run("grpo", "r-1").summary)
+    server.backend.keeps_bodies = True
+    server.arm("file_stream", "status", status=400, count=None, predicate=lambda r: b"0.125" in r.body)
+    lives.kill()
+    Attempt(lives.root, writer="eval").add_rows([(3, {"loss2": 0.125})])
+    dead = drive(lives)
+    lives.clock.now += 400
+    run = server.run("grpo", "r-1")
+
+    assert [operation.step for operation, _ in dead] + [len(refused(lives))] in ([3, 1], [1])
+    assert run.state(lives.clock()) == "finished"
+    assert {key: run.summary[key] for key in ("loss", "_step")} == {key: before[key] for key in ("loss", "_step")}
+
+
+@pytest.mark.parametrize("status", [400, 403])
+def test_a_run_that_may_not_change_any_more_stays_ended(
+    lives: Lives, attempt: Attempt, server: WandbServer, status: int
+) -> None:
+    """W&B takes nothing of an ended run any more: a late row waits, and the run does not become running meanwhile."""
+    attempt.add_rows([(step, {"loss": step + 0.5}) for step in range(8)])
+    attempt.add("finish", FINISH)
+    lives.run()
+    server.arm("file_stream", "status", status=status, count=None)
+    lives.kill()
+    Attempt(lives.root, writer="eval").add_rows([(3, {"acc": 0.125})])
+
+    assert drive(lives, 30) == []
+
+    lives.clock.now += 400
+    assert lives.parked != []
+    assert server.run("grpo", "r-1").state(lives.clock()) == "finished"
+
+
+def test_a_rewind_after_a_refusal_begins_its_run(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
+    """The old run's last summary leaves out what W&B refuses: the corrected history is not held up by it."""
+    server.backend.keeps_bodies = True
+    server.arm("file_stream", "status", status=400, count=None, predicate=holds("bad"))
+    attempt.add_rows([(step, {"loss": step + 0.5, "bad": 1.0}) for step in range(8)])
+    lives.run()
+    again = Attempt(lives.root, 2, resume_step=4)
+    again.add_rows([(step, {"loss": step + 0.25}) for step in range(4, 8)])
+    again.add("finish", FINISH)
+    lives.run()
+    run = server.run("grpo", "r-1-r2")
+
+    assert [row["loss"] for row in run.rows] == [0.5, 1.5, 2.5, 3.5, 4.25, 5.25, 6.25, 7.25]
+    assert run.state(lives.clock()) == "finished"
+    assert {"loss", "bad"} & set(server.run("grpo", "r-1").summary) == {"loss"}
+
+
+def test_a_crashed_state_that_is_refused_holds_up_nothing(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
+    """W&B sees by itself that a run is silent."""
+    attempt.add_rows([(0, {"loss": 0.5})])
+    lives.run()
+    server.backend.keeps_bodies = True
+    server.arm("UpsertBucket", "status", status=400, count=None, predicate=lambda r: b'"crashed"' in r.body)
+    for _ in range(30):
+        lives.pipeline.step(files_of(lives.root, crashed=True), lives.clock())
+        lives.clock.now += 30
+
+    assert server.run("grpo", "r-1").state(lives.clock()) == "crashed"
+    assert lives.pipeline.idle(files_of(lives.root, crashed=True))
+
+
+def test_a_summary_that_is_too_large_costs_no_row(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
+    """413 for the summary: its largest values go, which is counted at the end, and every row arrives whole."""
+    server.arm("file_stream", "status", status=413, count=None, min_bytes=9_000)
+    attempt.add_rows([(step, {f"key/{step % 25}/{place:02d}": 0.5 for place in range(20)}) for step in range(75)])
+    attempt.add("finish", FINISH)
+
+    assert drive(lives, 600) == []
+
+    run = server.run("grpo", "r-1")
+    assert [len([key for key in row if key.startswith("key/")]) for row in run.rows] == [20] * 75
+    assert run.state(lives.clock()) == "finished"
+    assert refused(lives)["the largest values of a summary that W&B finds too large"] > 100
 
 
 # Descriptions and heartbeats
@@ -216,6 +349,24 @@ def test_a_refused_file_costs_its_key_alone(
     assert [row["loss"] for row in rows] == [step + 0.5 for step in range(9)]
     assert [key for row in rows for key in row if key in ("dump", "table")] == []
     assert sum(refused(lives).values()) == 1
+
+
+def test_one_name_among_many_that_is_refused_costs_its_value(
+    lives: Lives, attempt: Attempt, server: WandbServer
+) -> None:
+    """W&B refuses to make one of several files: the others go up, and the row arrives."""
+    server.backend.keeps_bodies = True
+    server.arm("CreateRunFiles", "status", status=400, count=None, predicate=lambda r: b"worse" in r.body)
+    for step, key in enumerate(("good", "worse", "better")):
+        attempt.add("table", {"key": key, "columns": ["a"], "rows": [[step]]}, step)
+    attempt.add_rows([(step, {"loss": step + 0.5}) for step in range(3)])
+    attempt.add("finish", FINISH)
+
+    assert drive(lives) == []
+
+    rows = server.run("grpo", "r-1").rows
+    assert [row["loss"] for row in rows] == [0.5, 1.5, 2.5]
+    assert [key for row in rows for key in row if key in ("good", "worse", "better")] == ["good", "better"]
 
 
 def test_the_artifact_of_a_long_key_has_a_name_that_wandb_takes() -> None:

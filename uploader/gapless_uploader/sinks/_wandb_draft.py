@@ -91,8 +91,8 @@ class Draft:
     """Steps that were sent before, or lie below one that was."""
     keys: set[str] = field(default_factory=set)
     """Of the rows, as the spool has them."""
-    refused_files: Mapping[tuple[int, str], str] = field(default_factory=dict)
-    """(step, key) of values whose files W&B did not take -> why."""
+    refused_files: Mapping[str, str] = field(default_factory=dict)
+    """Name of a file or artifact that W&B did not take -> why."""
     _rules: Rules | None = None
 
     def take(self, operations: Sequence[Operation], max_rows: int, max_bytes: int) -> None:
@@ -227,13 +227,27 @@ class Draft:
         shown = self.progress.shown.get(key)
         if not is_new and shown is not None and shown[0] == step:
             return shown[1]  # sent with this step's first line
-        if (step, key) in self.refused_files:
-            raise _NotTaken(self.refused_files[step, key])
-        made = encoder.encode(key, step, value, self.media)
+        made = self._encoded(encoder, key, step, value)
         self.refused.extend(self.media.refused)
         self.media.refused.clear()
         if not isinstance(value, Text) and (shown is None or shown[0] <= step):
             self.progress.shown[key] = [step, made]
+        return made
+
+    def _encoded(self, encoder: MediaEncoder, key: str, step: int, value: Text | Table | Media) -> Any:
+        """What the row holds for the value. Raises _NotTaken, and leaves nothing of it, where W&B refused its files."""
+        media, increments = Encoded(), self.progress.increments
+        before = increments.get(key)
+        made = encoder.encode(key, step, value, media)
+        names = [*(upload.name for upload in media.uploads), *(artifact.name for artifact in media.artifacts)]
+        for name in self.refused_files.keys() & names:
+            increments.pop(key, None)
+            if before is not None:
+                increments[key] = before
+            raise _NotTaken(self.refused_files[name])
+        self.media.uploads += media.uploads
+        self.media.artifacts += media.artifacts
+        self.media.refused += media.refused
         return made
 
     def _takes_all(self, keys: Iterable[str]) -> bool:

@@ -19,9 +19,9 @@ _AT_ONCE = 100
 class FileRefused(Rejected):
     """A value's file that cannot be read, or that W&B does not take: it costs its key in its row, and no more."""
 
-    def __init__(self, of: tuple[int, str], reason: str) -> None:
+    def __init__(self, name: str, reason: str) -> None:
         super().__init__(reason)
-        self.of = of
+        self.name = name
         self.reason = reason
 
 
@@ -42,35 +42,50 @@ def upload(http: Http, place: RunPlace, uploads: Sequence[Upload]) -> list[str]:
     wanted = {upload.name: upload for upload in uploads}
     names = list(wanted)
     for first in range(0, len(names), _AT_ONCE):
-        some = names[first : first + _AT_ONCE]
-        variables = {"entity": place.entity, "project": place.project, "run": place.run, "files": some}
-        made = http.graphql("CreateRunFiles", queries.FILES, variables).get("createRunFiles") or {}
-        addresses = {file["name"]: file["uploadUrl"] for file in made.get("files") or []}
-        for name in some:
-            if not addresses.get(name):
-                raise Retryable(f"CreateRunFiles: no address for {name}")
-            with _at_the_cost_of(wanted[name].of):
-                http.put(addresses[name], made.get("uploadHeaders") or [], wanted[name].read())
+        some = [wanted[name] for name in names[first : first + _AT_ONCE]]
+        try:
+            _put(http, place, some)
+        except FileRefused:
+            raise
+        except Rejected:  # one of the names is the reason
+            for upload in some:
+                with _at_the_cost_of(upload):
+                    _put(http, place, [upload])
     return names
 
 
+def _put(http: Http, place: RunPlace, uploads: Sequence[Upload]) -> None:
+    names = [upload.name for upload in uploads]
+    variables = {"entity": place.entity, "project": place.project, "run": place.run, "files": names}
+    made = http.graphql("CreateRunFiles", queries.FILES, variables).get("createRunFiles") or {}
+    addresses = {file["name"]: file["uploadUrl"] for file in made.get("files") or []}
+    for upload in uploads:
+        if not addresses.get(upload.name):
+            raise Retryable(f"CreateRunFiles: no address for {upload.name}")
+        with _at_the_cost_of(upload):
+            http.put(addresses[upload.name], made.get("uploadHeaders") or [], upload.read())
+
+
 @contextmanager
-def _at_the_cost_of(of: tuple[int, str] | None) -> Iterator[None]:
+def _at_the_cost_of(file: Upload | TableArtifact) -> Iterator[None]:
+    """What is permanent is a value's own affair, if the file is a value's."""
     try:
         yield
+    except FileRefused:
+        raise
     except Rejected as error:
-        if of is None:
+        if not file.of_a_value:
             raise
-        raise FileRefused(of, str(error)) from None
+        raise FileRefused(file.name, str(error)) from None
     except GONE as error:
-        if of is None:
+        if not file.of_a_value:
             raise
-        raise FileRefused(of, f"a payload that cannot be read ({error.strerror})") from None
+        raise FileRefused(file.name, f"a payload that cannot be read ({error.strerror})") from None
 
 
 def send_artifact(http: Http, place: RunPlace, artifact: TableArtifact) -> None:
     """Make the artifact's version, unless W&B has it. Raises Retryable, FileRefused and Parked."""
-    with _at_the_cost_of(artifact.of):
+    with _at_the_cost_of(artifact):
         _send_artifact(http, place, artifact)
 
 

@@ -33,8 +33,8 @@ class Upload:
 
     name: str
     content: bytes | Path
-    of: tuple[int, str] | None = None
-    """Step and key of the value that it belongs to."""
+    of_a_value: bool = False
+    """It belongs to a row's value, and not to the run."""
 
     def read(self) -> bytes:
         """The bytes. Raises OSError."""
@@ -83,7 +83,7 @@ class MediaEncoder:
         if len(data) <= max_bytes:
             return text
         name = f"media/text/{path_part(key)}_{step}_{sha256(data).hexdigest()[:20]}.txt"
-        into.uploads.append(Upload(name, data, (step, key)))
+        into.uploads.append(Upload(name, data, True))
         return f"{data[:max_bytes].decode('utf-8', 'ignore')}\n[the whole text of {len(data)} bytes: {name}]"
 
     def _file(self, key: str, step: int, kind: str, item: MediaItem, into: Encoded) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class MediaEncoder:
         extension = path.suffix.lstrip(".")
         name = f"media/{_FOLDERS[kind]}/{path_part(key)}_{step}_{digest[:20]}.{extension}"
         made: dict[str, Any] = {"_type": f"{kind}-file", "sha256": digest, "size": path.stat().st_size, "path": name}
-        into.uploads.append(Upload(name, path, (step, key)))
+        into.uploads.append(Upload(name, path, True))
         if kind == "image":
             made["format"] = info.get("format") or extension
         if kind in ("image", "video"):
@@ -120,7 +120,7 @@ class MediaEncoder:
         path = path_of(item)
         path.stat()  # a file that went away is found out here, where it costs its key alone
         name = file_name(key, step, item, path)
-        into.uploads.append(Upload(name, path, (step, key)))
+        into.uploads.append(Upload(name, path, True))
         return name
 
     def _table(self, key: str, step: int, table: Table, into: Encoded) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class MediaEncoder:
         digest = sha256(content).hexdigest()
         mode = table.log_mode if table.log_mode in ("MUTABLE", "INCREMENTAL") else "IMMUTABLE"
         name = f"media/table/{path_part(key)}_{step}_{digest[:20]}.table.json"
-        into.uploads.append(Upload(name, content, (step, key)))
+        into.uploads.append(Upload(name, content, True))
         left_out = len(table.rows) - tables.MAX_ARTIFACT_ROWS
         if left_out > 0:
             into.refused.append(Refusal(step, key, f"{left_out} rows of a table above the {tables.MAX_ARTIFACT_ROWS}"))

@@ -53,19 +53,26 @@ def summary_file(summary: str) -> bytes:
 
 def summary_text(
     run: RunView, progress: Progress, held: dict[str, Any], max_bytes: int, left_out: Collection[str] = ()
-) -> str:
-    """The run's summary by its rules, with `held` as its `_gapless`, without the keys `left_out`; the largest values
-    go where it is too large."""
+) -> tuple[str, list[str]]:
+    """The run's summary by its rules, with `held` as its `_gapless`, without the keys `left_out`; and the names of the
+    largest values, which go where it is too large."""
     values = summary_values(run, progress, left_out)
     own: dict[str, Any] = dict(zip(("_step", "_timestamp"), progress.last, strict=False))
     own["_runtime"] = run.runtime if progress.ended or not progress.last else progress.last[2]
     own["_wandb"] = {"runtime": int(run.runtime)}
     own["_gapless"] = held
     text = careful_body({**values, **own})
-    while len(text) > max_bytes and values:
-        del values[max(values, key=lambda key: len(json.dumps(values[key])))]
-        text = careful_body({**values, **own})
-    return text
+    if len(text) <= max_bytes:
+        return text, []
+    sizes = {name: len(careful_body({name: value})) for name, value in values.items()}
+    lost, too_many = [], len(text) - max_bytes
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        if too_many <= 0:
+            break
+        del values[name]
+        lost.append(name)
+        too_many -= sizes[name]
+    return careful_body({**values, **own}), lost
 
 
 def summary_values(run: RunView, progress: Progress, left_out: Collection[str] = ()) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import combinations
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -26,7 +28,7 @@ from gapless_uploader.sinks._wandb_describe import (
     superseded_tag,
     tags_of,
 )
-from gapless_uploader.sinks._wandb_draft import REFUSED_KEY, Draft, Limits
+from gapless_uploader.sinks._wandb_draft import Draft, Limits
 from gapless_uploader.sinks._wandb_files import FileRefused, RunPlace, send_artifact, upload
 from gapless_uploader.sinks._wandb_find import Held
 from gapless_uploader.sinks._wandb_http import Http
@@ -36,8 +38,11 @@ from gapless_uploader.sinks._wandb_proof import Proof, Unproved
 from gapless_uploader.sinks._wandb_request import end_files, request_body, stream_file, summary_file, summary_text
 
 ENDS = ("finished", "failed", "crashed")
-_MAX_SINGLE = 32
-"""More keys that W&B never took are not left out one by one."""
+_FEW = 2
+_MAX_SINGLES, _MAX_PAIRS = 32, 8
+"""So many keys that W&B never took are left out one by one, and in twos."""
+REFUSED_IN_SUMMARY = "a key of the summary without which W&B took what it had refused"
+SUMMARY_FULL = "the largest values of a summary that W&B finds too large"
 _SMALL_BYTES = 2_048
 """A line that no server can find too large."""
 DOUBTS = 4
@@ -96,12 +101,15 @@ class WandbSession:
         self._late_is_proved = not limits.read_back
         self._taken: set[str] = set()
         """Keys that W&B holds in rows or in the summary."""
-        self._doubts = DOUBTS
-        """How often a refusal is not believed yet."""
-        self._is_wary = False
-        """W&B refused something: its summary says nothing of keys that are not taken yet."""
-        self._refused_files: dict[tuple[int, str], str] = {}
-        """(step, key) of values whose files W&B did not take -> why."""
+        self._doubts, self._was_right = DOUBTS, False
+        """How often a refusal is not believed yet, and whether one had to be."""
+        self._held_back: set[str] = set()
+        """Keys of the summary without which W&B took what it had refused; nobody knows which of them it was."""
+        self._refused_files: dict[str, str] = {}
+        """Name of a file or artifact that W&B did not take -> why."""
+        self._max_summary_bytes = limits.max_row_bytes
+        self._summary_bytes = 0
+        """Of the summary that was sent last."""
         self._end_proof: Proof | None = None
         """Of an end that W&B was told in an earlier life, of which nobody knows whether it was shown."""
 
@@ -148,7 +156,7 @@ class WandbSession:
         except Rejected as error:
             raise Parked(
                 f"{error}: something of what the run is (its name, group, tags, notes or config) W&B does not take;"
-                " change it there with gapless.init(..., id=) of the same run, which the newest start decides"
+                f" the newest start decides it, gapless.init(..., id=); or upload it anew with --new-id {run.run_id}=ID"
             ) from None
         project = ((answer or {}).get("bucket") or {}).get("project") or {}
         entity = (project.get("entity") or {}).get("name")
@@ -177,16 +185,19 @@ class WandbSession:
             try:
                 return self._send(batch, draft)
             except FileRefused as error:
-                if error.of in self._refused_files:
+                if error.name in self._refused_files:
                     raise Rejected(error.reason) from None
-                self._refused_files[error.of] = error.reason
+                self._refused_files[error.name] = error.reason
             except Rejected as error:
                 largest = max(map(len, draft.lines), default=0)
                 if draft.done > 1:
                     raise
-                if not error.too_large or largest < _SMALL_BYTES:
+                if error.too_large and self._summary_bytes >= max(largest, _SMALL_BYTES):
+                    self._max_summary_bytes = self._summary_bytes // 2
+                elif error.too_large and largest >= _SMALL_BYTES:
+                    self._max_row_bytes = largest // 2
+                else:
                     return self._send_the_rest(batch, draft, error)
-                self._max_row_bytes = largest // 2
 
     def heartbeat(self, now: float) -> None:
         """An empty request: the training lives. Raises Retryable and Parked."""
@@ -235,34 +246,68 @@ class WandbSession:
         return draft
 
     def _send_the_rest(self, batch: Batch, draft: Draft, error: Rejected) -> Ack:
-        """One operation, or it without the keys for which W&B refused it: of those that it never took the fewest that
-        will do. The summary, which may have been the reason, says nothing of keys that are in no row that W&B took.
+        """One operation that W&B refused: again, then without keys that W&B never took, few before many.
 
-        Raises Retryable at first, then Rejected where it is the operation itself, and Parked where W&B takes nothing of
-        the run.
+        1. Keys of the summary that are in no row yet: first one or two, which are refused from then on, then all of
+           them, which wait until a row holds them.
+        2. Keys of the row itself, in the same way; they are refused from then on.
+
+        Raises Retryable at first, then Rejected where it is the row itself, and Parked where W&B takes nothing of the
+        run or the operation is no row.
         """
         self._settle()
         if self._doubts:
             self._doubts -= 1
             raise Retryable(f"{error}: asking again before that is believed", DOUBT_S)
-        self._is_wary, self._doubts = True, 1
-        unknown = sorted(draft.keys.difference(self._taken, draft.progress.refused))
-        for without in _subsets(unknown):
-            if without and draft.keys.issubset(without):
-                continue  # then nothing says that a key is the reason
+        self._doubts, self._was_right = 1, True
+        others = sorted(
+            batch.run.summary.keys() - self._taken - draft.keys - self._held_back - {*self._progress.refused}
+        )
+        for keys in _subsets(others):
+            if ack := self._sent_without(batch, [], keys if len(keys) <= _FEW else [], keys):
+                return ack
+        own = sorted(draft.keys - self._taken - {*self._progress.refused})
+        for keys in _subsets(own):
+            # Without any key a row says only that it was there: where W&B took rows before, its keys are the reason.
+            is_worth_it = len(keys) < len(draft.keys) or self._progress.lines
+            if is_worth_it and (ack := self._sent_without(batch, keys, [], others)):
+                return ack
+        if draft.lines and self._is_let_in(batch.run):
+            raise error
+        raise Parked(
+            f"{error}, and not only of this; see at W&B what the run may not do any more, or upload it anew with"
+            f" --new-id {batch.run.run_id}=ID"
+        )
+
+    def _sent_without(
+        self, batch: Batch, keys: Sequence[str], summary_keys: Sequence[str], held_back: Sequence[str]
+    ) -> Ack | None:
+        """The ack of the operation as it is, or without `keys` and, of the summary, `summary_keys`, both refused from
+        then on, and `held_back`; None where W&B takes neither."""
+        before = self._held_back
+        for is_whole in (True, False):
+            again = self._draft(batch, [] if is_whole else [*keys, *summary_keys])
+            self._held_back = before if is_whole else before.union(held_back)
+            if not is_whole:
+                again.refused += [Refusal(None, key, REFUSED_IN_SUMMARY) for key in summary_keys]
             try:
-                return self._send(batch, self._draft(batch, without))
+                return self._send(batch, again)
+            except FileRefused as error:
+                self._refused_files[error.name] = error.reason
             except Rejected:
-                continue
-        held = in_summary(self._progress, batch.run.generation, batch.place)
+                pass
+        self._held_back = before
+        return None
+
+    def _is_let_in(self, run: RunView) -> bool:
+        """Whether W&B takes anything of the run: what it was told already, without a line."""
+        ended = self._progress.ended and run.state != "crashed"
+        body = b'{"complete":true,"exitcode":%d}' % _exit_code(run) if ended else b"{}"
         try:
-            self._http.stream(self._path, b'{"files":{%b}}' % summary_file(careful_body({"_gapless": held})))
+            self._http.stream(self._path, body)
         except Rejected:
-            raise Parked(
-                f"{error}, and any other of this run; see at W&B what it may not do any more, or upload it anew with"
-                f" --new-id {batch.run.run_id}=ID"
-            ) from None
-        return self._send(batch, self._draft(batch))  # once more, since W&B may have come round in between
+            return False
+        return True
 
     def _send(self, batch: Batch, draft: Draft) -> Ack:
         run, progress = batch.run, draft.progress
@@ -272,28 +317,34 @@ class WandbSession:
         names = upload(self._http, self._place, draft.media.uploads) if draft.media.uploads else []
         for artifact in draft.media.artifacts:
             send_artifact(self._http, self._place, artifact)
-        if draft.described or self._upserted is None:
+        if draft.described:
             self.describe(run, renamed=progress.renamed)
         end = _end_of(draft, run, self._progress.ended)
         if draft.state is not None or end is not None:
             progress.ended = end is not None
         place = replace(batch.place, done=batch.place.done + draft.done)
+        self._held_back = self._held_back - draft.keys
+        if end is not None:  # nothing comes that could still tell which of them it was
+            unknown = sorted(self._held_back.difference(progress.refused))
+            draft.refused += [Refusal(None, key, REFUSED_IN_SUMMARY) for key in unknown]
+            progress.refused += unknown
+        left_out = self._held_back.union(progress.refused)
         held = in_summary(progress, run.generation, place)
-        unknown = self._unknown(draft) if self._is_wary else set()
-        left_out = unknown.union(progress.refused)
-        summary = summary_text(run, progress, held, self._max_row_bytes, left_out)
+        summary, lost = summary_text(run, progress, held, self._max_summary_bytes, left_out)
+        self._summary_bytes = len(summary)
         if end is not None:
+            draft.refused += [Refusal(None, key, SUMMARY_FULL) for key in lost]
             try:
                 names += upload(self._http, self._place, end_files(run, progress, summary, self._version))
             except Rejected as error:  # the run ends without them
                 draft.refused.append(Refusal(None, "files of the run's end", str(error)))
         self._http.stream(self._path, request_body(draft, self._progress, summary, names, end), batch.meanwhile)
         self._taken.update(draft.keys, run.summary.keys() - left_out)
-        self._doubts = 1 if self._is_wary else DOUBTS
+        self._doubts = 1 if self._was_right else DOUBTS
         if end == "crashed":
-            self._mark_crashed()
-        never_sent = [Refusal(None, key, REFUSED_KEY) for key in unknown] if end is not None else []
-        ack = Ack(draft.done, self._memo(progress), [*self._refused_ahead, *draft.refused, *never_sent])
+            with suppress(Rejected):  # W&B sees by itself, 5 minutes later, that nobody writes any more
+                self._mark_crashed()
+        ack = Ack(draft.done, self._memo(progress), [*self._refused_ahead, *draft.refused])
         self._refused_ahead = []
         if self._ahead is not None:
             self._ahead.summary, ack.is_proved = summary, False
@@ -304,10 +355,6 @@ class WandbSession:
             return self._read_back(batch, draft, ack, end)
         self._progress = progress
         return ack
-
-    def _unknown(self, draft: Draft) -> set[str]:
-        """Keys of the summary that are in no row that W&B was sent, or is known to refuse."""
-        return draft.run.summary.keys() - self._taken - draft.keys - set(draft.progress.refused)
 
     def _may_run_ahead(self, draft: Draft) -> bool:
         """Whether the draft only adds to the history, so that nothing rests on what W&B shows of earlier rows."""
@@ -341,7 +388,8 @@ class WandbSession:
                         *stream_file("wandb-history.jsonl", ahead.offset, ahead.lines),
                         summary_file(ahead.summary),
                     )
-                    self._http.stream(self._path, b'{"files":{%b%b%b,%b}}' % files)
+                    with suppress(Rejected):  # it took the same before
+                        self._http.stream(self._path, b'{"files":{%b%b%b,%b}}' % files)
                 ahead.answer = self._ask(ahead.proof)
                 raise _not_shown(missing)
             self._refused_ahead.append(_shows_other(missing))
@@ -427,8 +475,15 @@ class WandbSession:
         following = run.generation + 1
         self.describe(run, tags=[superseded_tag(successor(self._place.run, run.generation))])
         held = in_summary(self._progress, run.generation, Place(), following, next_late)
-        summary = summary_text(run, self._progress, held, self._max_row_bytes)
-        self._http.stream(self._path, b'{"files":{%b},"complete":true,"exitcode":0}' % summary_file(summary))
+        summary, _ = summary_text(run, self._progress, held, self._max_summary_bytes, run.summary.keys() - self._taken)
+        for text in (summary, careful_body({"_gapless": held})):
+            try:
+                self._http.stream(self._path, b'{"files":{%b},"complete":true,"exitcode":0}' % summary_file(text))
+            except Rejected as error:
+                refused = error
+            else:
+                return
+        raise Parked(f"{refused}, and a corrected run is to follow it; upload it anew with --new-id {run.run_id}=ID")
 
     def _mark_crashed(self) -> None:
         variables = {"name": self._place.run, "project": self._place.project, "entity": self._place.entity}
@@ -436,15 +491,18 @@ class WandbSession:
 
 
 def _subsets(keys: list[str]) -> Iterator[Sequence[str]]:
-    """None, each of a few by itself, the halves, all."""
-    yield []
-    if 1 < len(keys) <= _MAX_SINGLE:
+    """Each by itself and each pair, where they are not too many; then all."""
+    if len(keys) <= _MAX_SINGLES:
         yield from ([key] for key in keys)
-    if len(keys) > 1:
-        yield keys[: len(keys) // 2]
-        yield keys[len(keys) // 2 :]
-    if keys:
+    if len(keys) <= _MAX_PAIRS:
+        yield from combinations(keys, 2)
+    if len(keys) > _FEW or len(keys) > _MAX_PAIRS:
         yield keys
+
+
+def _exit_code(run: RunView) -> int:
+    code = run.exit_code or 0
+    return code or 1 if run.state == "failed" else code
 
 
 def _not_shown(missing: Unproved) -> Retryable:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from hashlib import md5, sha512
 from math import isnan
-from typing import Any
+from typing import Any, ClassVar
 from zlib import crc32
 
 from gapless_uploader.operations import Table
@@ -33,13 +33,13 @@ class TableArtifact:
     client_id: str
     sequence_client_id: str
     step: int
-    key: str
     incremental: bool = False
+    of_a_value: ClassVar[bool] = True
 
     @property
-    def of(self) -> tuple[int, str]:
-        """Step and key of the table."""
-        return self.step, self.key
+    def name(self) -> str:
+        """What it is known by."""
+        return self.client_id
 
     @property
     def address(self) -> str:
@@ -82,7 +82,6 @@ def whole(place: str, key: str, step: int, table: Table, mode: str) -> TableArti
         _name(place, key, str(step), content),
         _name(place, collection),
         step,
-        key,
     )
 
 
@@ -100,7 +99,6 @@ def increment(place: str, key: str, step: int, table: Table, number: int, before
         _name(place, key, str(step), content),
         _name(place, collection),
         step,
-        key,
         incremental=True,
     )
 

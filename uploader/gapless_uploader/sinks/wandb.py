@@ -21,7 +21,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gapless_uploader.sink import Capabilities, Memo, Misconfigured, Parked, Place, Resume, Retryable, RunView, Session
+from gapless_uploader.sink import (
+    Capabilities,
+    Memo,
+    Misconfigured,
+    Parked,
+    Place,
+    Rejected,
+    Resume,
+    Retryable,
+    RunView,
+    Session,
+)
 from gapless_uploader.sinks._wandb_describe import project_name, run_name
 from gapless_uploader.sinks._wandb_draft import Limits
 from gapless_uploader.sinks._wandb_files import RunPlace
@@ -144,7 +155,7 @@ class WandbSink:
         session = WandbSession(self, self._http, place, progress, self._limits, self._version)
         if held is not None:
             session.know(held)
-        if held is not None and progress.ended and run.state in ENDS:
+        if held is not None and held.entity and progress.ended and run.state in ENDS:
             session.go_on_ended(run.state, held.entity, memo)  # a run that is described shows as running again
         else:
             session.describe(run, must_be_new=held is None)
@@ -186,7 +197,10 @@ class WandbSink:
 
     def count_lines(self, place: RunPlace) -> int:
         """How many lines of history W&B counts. Raises Retryable."""
-        held = self._finder.look(place)
+        try:
+            held = self._finder.look(place)
+        except Rejected as error:
+            raise Retryable(str(error)) from None
         return held.lines if held else 0
 
     def look(self, place: RunPlace, steps: list[tuple[int, int]]) -> dict[str, Any]:
@@ -194,7 +208,7 @@ class WandbSink:
         try:
             return READER.look(self.credentials(False), str(place), steps)
         except Retryable:
-            self._finder.look(place)  # by our own request a key that expired is found out, and read anew
+            self.count_lines(place)  # by our own request a key that expired is found out, and read anew
             raise
 
     def credentials(self, anew: bool) -> Credentials:
