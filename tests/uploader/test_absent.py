@@ -36,9 +36,15 @@ def replay(path: Path, root: Path, *more: str) -> Result:
 
 
 def lose_data(folder: Path) -> Path:
-    """Delete the segments of a run."""
+    """Delete the segments of a run, a long time ago."""
     for segment in folder.glob("*.jsonl"):
         segment.unlink()
+    return aged(folder)
+
+
+def aged(folder: Path) -> Path:
+    """Make it look old."""
+    os.utime(folder, (0, 0))
     return folder
 
 
@@ -65,7 +71,7 @@ def test_the_only_run_without_its_data_is_named(root: Path, below: str) -> None:
     """By its claims, at whatever level the path points."""
     shutil.rmtree(root / "grpo" / "r-1")
     (lose_data(root / "grpo" / "r-2") / CLAIMS).mkdir()
-    os.utime(root / "grpo" / "r-2" / CLAIMS, (0, 0))
+    aged(root / "grpo" / "r-2" / CLAIMS)
     result = replay(root / below, root)
 
     assert result.exit_code == 1
@@ -73,12 +79,30 @@ def test_the_only_run_without_its_data_is_named(root: Path, below: str) -> None:
     assert result.stdout == "nothing was uploaded; 1 without data\n"
 
 
-def test_an_empty_folder_two_levels_down_is_a_run(root: Path) -> None:
-    """Where nothing else tells, by its place."""
-    shutil.rmtree(root / "grpo" / "r-1")
+def test_an_empty_folder_away_from_runs_is_none_of_ours(root: Path) -> None:
+    """Neither as deep as run folders lie, nor in a project without runs."""
+    for below in ("ckpt/step1", "other/r-9"):
+        (root / below).mkdir(parents=True)
+        aged(root / below)
+
+    assert replay(root, root).exit_code == 0
+    assert gapless("status", root, root).exit_code == 0
+
+
+def test_an_empty_folder_beside_claims_is_a_run(root: Path) -> None:
+    """The run beside it begins, and has no segment yet."""
+    (lose_data(root / "grpo" / "r-1") / CLAIMS).mkdir()
     lose_data(root / "grpo" / "r-2")
 
     assert [reason.split(":")[0] for reason in said(replay(root, root))] == ["grpo/r-2"]
+
+
+def test_a_folder_made_a_moment_ago_is_no_problem(root: Path) -> None:
+    """Beside runs, found there or given by itself: its first attempt is about to be claimed."""
+    (root / "grpo" / "r-3").mkdir()
+
+    assert replay(root, root).exit_code == 0
+    assert replay(root / "grpo" / "r-3", root).exit_code == 0
 
 
 def test_payloads_make_a_run(root: Path) -> None:
@@ -114,10 +138,13 @@ def test_a_run_removed_after_its_end_was_uploaded_is_no_problem(root: Path) -> N
 
 
 def test_a_run_that_begins_is_no_problem(root: Path) -> None:
-    """An attempt claims its number before it has a segment."""
-    (lose_data(root / "grpo" / "r-2") / CLAIMS).mkdir()
+    """An attempt claims its number before it has a segment; other files may lie there."""
+    folder = lose_data(root / "grpo" / "r-2")
+    (folder / CLAIMS).mkdir()
+    (folder / "notes.txt").touch()
 
     assert replay(root, root).exit_code == 0
+    assert replay(folder, root).exit_code == 0
 
 
 def test_a_run_whose_data_lies_elsewhere_is_no_problem(root: Path) -> None:
@@ -231,3 +258,13 @@ def test_an_empty_folder_beside_runs_is_a_run(root: Path) -> None:
 
     assert replay(folder, root).exit_code == 1
     assert replay(folder, root, str(root / "grpo" / "r-1")).exit_code == 1
+
+
+def test_an_empty_spool_beside_a_link_to_a_run_is_no_error(root: Path) -> None:
+    """The run lies elsewhere: links are not followed."""
+    spool = root.parent / "w1" / "spool"
+    spool.mkdir(parents=True)
+    (spool.parent / "latest").symlink_to(root / "grpo" / "r-1")
+    result = replay(aged(spool), root)
+
+    assert (result.exit_code, result.stdout) == (0, "no run is there yet\n")

@@ -1,15 +1,16 @@
 """What was looked for and holds no data: run folders without a segment, and paths in which no run lies.
 
-A folder is known to be a run's by its writers' claims, by its payloads, by the uploader's state, or, when it is empty,
-by lying where run folders lie. An empty folder of which nothing says so is a spool or project in which no run has
-begun: no problem. Nor is a run that was uploaded to its end before its segments were removed.
+A folder is known to be a run's by its writers' claims, by its payloads, by the uploader's state, or, when it is empty
+and no new one, by lying beside a run. An empty folder of which nothing says so is none of ours, or a spool or project
+in which no run has begun: no problem. Nor is a run that was uploaded to its end before its segments were removed.
+Links are not followed.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,9 +24,7 @@ from gapless_uploader.state import Key
 from gapless_uploader.steps import Files
 
 BEGINS_S = 60.0
-"""An attempt that was claimed so lately may have no segment yet."""
-_RUN_DEPTH = 2
-"""Of run folders under a spool's root."""
+"""An attempt that was claimed so lately may have no segment yet, a folder that was made so lately no attempt."""
 _MAX_NEIGHBOURS = 100
 _NO_FILES = Files({}, {}, {})
 
@@ -77,11 +76,11 @@ def find_absent(
 
     `wanted` is given a run without attempts. Raises nothing that a damaged spool can cause.
     """
-    full = {folder.path: folder.depth for folder in spool.folders() if folder.segments}
-    beside = {path.parent for path in full}
+    homes = {folder.path for folder in spool.folders() if folder.segments or folder.is_claimed}
+    beside = {path.parent for path in homes}
     above = _with_those_above(beside)
-    bare = [folder for folder in spool.folders() if not folder.segments and folder.was_listed]
-    found = _absent_folders(spool, progress, full, beside, [folder for folder in bare if folder.path not in above])
+    bare = [f for f in spool.folders() if not f.segments and f.was_listed and f.path not in above]
+    found = _absent_folders(spool, progress, homes, beside, bare)
     held: dict[RunKey, list[Key]] = {key: [] for key, _ in found}
     for name in sorted(progress) if held else ():
         held.get(name[:2], []).append(name)
@@ -90,37 +89,35 @@ def find_absent(
     filled = _with_those_above(folder.path for folder in bare if folder.has_files)
     paths = []
     for path in spool.paths:
-        if path in full or path in above or path in told:
+        if path in homes or path in above or path in told:
             continue
         around = next((parent for parent in islice(path.parents, 3) if _is_run(parent)), None)
         if around is not None:
             paths.append((path, f"{path} lies inside a run: give the run's folder, {around}"))
-        elif path in filled or _lies_beside_runs(path):
+        elif path in filled or (_lies_beside_runs(path) and not _is_new(path)):
             paths.append((path, f"no run lies in {path}: give the folder of a spool, a project or a run, or a segment"))
     return Absent([run for run in runs if wanted(SpoolRun(run.key))], paths)
 
 
 def _absent_folders(
-    spool: Spool, progress: Iterable[Key], full: Mapping[Path, int], beside: Collection[Path], bare: Sequence[Folder]
+    spool: Spool, progress: Iterable[Key], homes: Collection[Path], beside: Collection[Path], bare: Iterable[Folder]
 ) -> list[tuple[RunKey, Path]]:
     """Run folders among the `bare`, which hold no segment and no run.
 
-    `full` has the depths of those that hold segments, `beside` the folders that these lie in.
+    `homes` are the folders with segments or claims, `beside` those that these lie in.
     """
     names = {(path_name(project), path_name(run)): (project, run) for project, run, _ in progress} if bare else {}
-    depths = set(full.values()) - {0} or {_RUN_DEPTH}
     found: dict[Path, RunKey] = {}
     for folder in sorted(bare, key=lambda folder: (folder.depth, folder.path)):
         path = folder.path
-        if any(parent in full or parent in found for parent in islice(path.parents, folder.depth)):
+        if any(parent in homes or parent in found for parent in islice(path.parents, folder.depth)):
             continue  # it lies inside a run
         key = names.get((path.parent.name, path.name))
         run = spool.runs.get(key or (path.parent.name, path.name))
         if run is not None and any(run.segments.values()):
             continue  # its data lies elsewhere
-        is_empty = not folder.has_files and not folder.folders
-        has_place = folder.depth in depths or path.parent in beside
-        if (key or folder.is_claimed or (is_empty and has_place) or _has_payloads(folder)) and _is_bare(path):
+        is_left = path.parent in beside and not folder.has_files and not folder.folders and not _is_new(path)
+        if (key or folder.is_claimed or is_left or _has_payloads(folder)) and _is_bare(path):
             found[path] = key or (path.parent.name, path.name)
     return [(key, path) for path, key in found.items()]
 
@@ -154,18 +151,23 @@ def _is_run(path: Path) -> bool:
 
 def _is_bare(path: Path) -> bool:
     """Whether no segment lies in it now, nor is about to."""
+    return not _is_new(path / CLAIMS) and not any(SegmentName.parse(name) is not None for name in _names_in(path))
+
+
+def _is_new(path: Path) -> bool:
+    """Whether the folder was made, or something in it, so lately that more may be about to come."""
     try:
-        if abs(time.time() - (path / CLAIMS).stat().st_mtime) < BEGINS_S:
-            return False
+        return abs(time.time() - path.lstat().st_mtime) < BEGINS_S
     except OSError:
-        pass
-    return not any(SegmentName.parse(name) is not None for name in _names_in(path))
+        return False
 
 
 def _names_in(path: Path) -> Iterable[str]:
+    """Of everything in a folder but links."""
     try:
         with os.scandir(path) as listing:
             for entry in listing:
-                yield entry.name
+                if not entry.is_symlink():
+                    yield entry.name
     except OSError:
         return
