@@ -101,6 +101,16 @@ def test_replay_of_a_damaged_spool_exits_1(root: Path):
     assert "damage-found run=grpo/r-1" in result.stderr
 
 
+def test_replay_of_what_is_no_segment_uploads_nothing(tmp_path: Path):
+    """It says why, and not that a run may yet come."""
+    (tmp_path / "notes.txt").touch()
+    result = gapless("replay", tmp_path / "notes.txt", *where(tmp_path))
+
+    assert result.exit_code == 1
+    assert "Not a directory" in result.stderr
+    assert result.stdout == "nothing was uploaded\n"
+
+
 def test_replay_says_what_is_left(root: Path):
     """What a sink cannot take is listed with run, sink, reason; the other sinks are done; the exit status is 1."""
     taken = root.parent / "taken"

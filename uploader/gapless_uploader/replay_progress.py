@@ -127,15 +127,15 @@ class ReplayProgress:
     def summary(self) -> str:
         """One line for the end."""
         seconds = time.monotonic() - self._began
-        rows = self._uploader.rows
+        rows, spool = self._uploader.rows, self._uploader.spool
         total, done = self._uploader.bytes_total_and_done()
         if rows:
             text = f"{rows} rows uploaded in {seconds:.1f} s"
-        elif self.left or self.problems:
+        elif self.left or self.problems or (spool.problems and not spool.runs):
             text = "nothing was uploaded"
         elif not self._uploader.num_runs and not self.absent.runs:
             options = self._uploader.options
-            is_asked = self._uploader.spool.runs or options.projects or options.runs
+            is_asked = spool.runs or options.projects or options.runs
             return "no run was found there that is asked for" if is_asked else "no run is there yet"
         else:
             text = "up to date: nothing to upload"
