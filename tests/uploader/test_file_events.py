@@ -12,6 +12,7 @@ from watchdog.events import DirModifiedEvent, FileCreatedEvent, FileModifiedEven
 
 from gapless_uploader import events, file_events
 from gapless_uploader.file_events import FileEvents, file_system
+from gapless_uploader.spool import Spool
 from tests.uploader.spool_made import MadeRun
 
 
@@ -102,7 +103,7 @@ def test_limits_of_inotify_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """When inotify's limits are reached the scan goes on alone, and one message names the sysctl."""
     made, told = started(tmp_path, FakeObserver(error), monkeypatch)
     for t in range(100):
-        made.compare(set(), float(t))
+        made.compare({}, float(t))
 
     assert len(told) == 1
     assert isinstance(told[0], events.WatchingByScan)
@@ -114,11 +115,11 @@ def test_an_observer_that_dies_later(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """When the observer's thread ends in the middle (a limit reached by a later run), that is said once."""
     observer = FakeObserver()
     made, told = started(tmp_path, observer, monkeypatch)
-    made.compare(set(), 1.0)
+    made.compare({}, 1.0)
     assert told == []
     observer.alive = False
     for t in range(2, 100):
-        made.compare(set(), float(t))
+        made.compare({}, float(t))
 
     assert told == [events.WatchingByScan("file events stopped coming: their thread ended")]
     made.stop()
@@ -128,7 +129,7 @@ def test_events_that_stop_are_noticed(tmp_path: Path, monkeypatch: pytest.Monkey
     """An observer that lives and never fires is noticed by what the scan finds without it, and said once."""
     made, told = started(tmp_path, FakeObserver(), monkeypatch)
     for t in range(100):
-        made.compare({tmp_path / "one.jsonl"}, float(t))
+        made.compare({tmp_path / "one.jsonl": t - 0.5}, float(t))
 
     assert told == [events.WatchingByScan("file events stopped coming: segments grew without one")]
     made.stop()
@@ -137,12 +138,45 @@ def test_events_that_stop_are_noticed(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_many_runs_without_events_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Three segments that grew once each without an event are enough."""
     made, told = started(tmp_path, FakeObserver(), monkeypatch)
-    made.compare({tmp_path / f"{i}.jsonl" for i in range(3)}, 0.0)
-    made.compare(set(), 4.9)
+    made.compare({}, -1.0)
+    made.compare({tmp_path / f"{i}.jsonl": -0.5 for i in range(3)}, 0.0)
+    made.compare({}, 4.9)
     assert told == []
-    made.compare(set(), 5.0)
+    made.compare({}, 5.0)
 
     assert len(told) == 1
+    made.stop()
+
+
+def test_what_the_first_looks_find_was_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Quiet runs, first seen once events come, and writes since a look before that, say nothing of the events."""
+    runs = [MadeRun(tmp_path, f"r-{i}").rows(0, 3) for i in range(10)]
+    made, told = started(tmp_path, FakeObserver(), monkeypatch)
+    spool = Spool([tmp_path])
+    for t in range(100):
+        spool.scan(float(t))
+        made.compare(spool.unhinted, float(t))
+        if t == 0:
+            for run in runs:
+                run.rows(3, 1)
+
+    assert told == []
+    made.stop()
+
+
+def test_growth_since_a_look_with_events_was_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Segments that were known when events came, and grow without one, are counted."""
+    runs = [MadeRun(tmp_path, f"r-{i}").rows(0, 3) for i in range(10)]
+    made, told = started(tmp_path, FakeObserver(), monkeypatch)
+    spool = Spool([tmp_path])
+    for t in range(100):
+        spool.scan(float(t))
+        made.compare(spool.unhinted, float(t))
+        if t == 10:
+            for run in runs:
+                run.rows(3, 1)
+
+    assert told == [events.WatchingByScan("file events stopped coming: segments grew without one")]
     made.stop()
 
 
@@ -151,7 +185,7 @@ def test_late_events_are_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     made, told = started(tmp_path, FakeObserver(), monkeypatch)
     path = tmp_path / "one.jsonl"
     for t in range(100):
-        made.compare({path}, float(t))
+        made.compare({path: t - 0.5}, float(t))
         made.on_any_event(FileCreatedEvent(str(path)))
         made.take()
 

@@ -178,12 +178,12 @@ def test_growth_without_a_hint_is_told(tmp_path: Path):
     spool.scan(0.0)
     run.rows(3, 1)
     spool.scan(1.1)
-    assert spool.unhinted == {run.path}
+    assert spool.unhinted == {run.path: 0.0}
     run.rows(4, 1)
     spool.hint(run.path)
     spool.scan(1.2)
 
-    assert spool.unhinted == set()
+    assert spool.unhinted == {}
 
 
 # what it does not do

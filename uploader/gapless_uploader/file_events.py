@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class FileEvents(FileSystemEventHandler):
         self._missed: dict[Path, list[float]] = {}
         """Segments that grew without an event so far, and when."""
         self._live = False
+        self._live_since: float | None = None
+        """The turn, by its monotonic seconds, after which every write has an event."""
 
     def start(self, paths: Iterable[Path]) -> None:
         """Ask for events under `paths`, in the background: a large tree takes its time, and the scan runs already."""
@@ -80,8 +82,12 @@ class FileEvents(FileSystemEventHandler):
             self._missed.pop(path, None)
         return taken
 
-    def compare(self, unhinted: Iterable[Path], now: float) -> None:
-        """Say so when events stopped. `unhinted`: segments that the scan saw grow without one; monotonic seconds."""
+    def compare(self, unhinted: Mapping[Path, float], now: float) -> None:
+        """Say so when events stopped.
+
+        `unhinted`: segments that the scan at `now` saw grow without an event, and when they had not grown yet;
+        monotonic seconds. Growth since a look from before the events came is none that they missed.
+        """
         if self._problem is not None:
             problem, self._problem = self._problem, None
             self._give_up(problem)
@@ -90,8 +96,11 @@ class FileEvents(FileSystemEventHandler):
         if not all(emitter.is_alive() for emitter in self._observer.emitters) or not self._observer.is_alive():
             self._give_up("file events stopped coming: their thread ended")
             return
-        for path in unhinted:
-            self._missed.setdefault(path, []).append(now)
+        if self._live_since is None:
+            self._live_since = now  # the scan at `now` may have been before
+        for path, looked in unhinted.items():
+            if looked > self._live_since:
+                self._missed.setdefault(path, []).append(now)
         self._missed = {path: times for path, times in self._missed.items() if now - times[-1] < _FORGET_S}
         late = [len(times) for times in self._missed.values() if now - times[0] >= _LATE_S]
         if len(late) >= _LOST or max(late, default=0) >= _LOST:

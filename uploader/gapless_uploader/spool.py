@@ -99,6 +99,8 @@ class Folder:
     path: Path
     depth: int
     mtime_ns: int = -1
+    looked: float = -math.inf
+    """The last look at what may grow in it; monotonic seconds, as for `listed`."""
     listed: float = -math.inf
     entries: int = 0
     interval_s: float = QUICK_S
@@ -125,8 +127,9 @@ class Spool:
         self.runs: dict[RunKey, SpoolRun] = {}
         self.problems: dict[Path, str] = {}
         """What is named like a segment and is none, or cannot be read: path -> reason."""
-        self.unhinted: set[Path] = set()
-        """Segments that the last scan found grown though no event had named them."""
+        self.unhinted: dict[Path, float] = {}
+        """Segments that the last scan found grown though no event had named them: path -> when they had not, which is
+        never where their folder was not looked at before."""
         self.num_looks = 0
         """Folders and segments that were looked at, since the start: what a scan costs a disk."""
         self._slow_s = slow_s
@@ -153,8 +156,9 @@ class Spool:
         while (due := self._agenda.pop(now)) is not None:
             folder = self._folders.get(due)
             if folder is not None:
+                looked = folder.looked
                 grown = self._look(folder, now, False, changed)
-                self.unhinted.update(grown)
+                self.unhinted.update(dict.fromkeys(grown, looked))
                 self._plan(folder, now, bool(grown))
         return changed
 
@@ -228,6 +232,7 @@ class Spool:
 
     def _look(self, folder: Folder, now: float, thorough: bool, changed: set[RunKey]) -> list[Path]:
         """Look at one folder; the segments that grew."""
+        folder.looked = now
         if folder.depth == 0 and SegmentName.parse(folder.path.name) is not None:
             return [folder.path] if self._stat_segment(folder, folder.path.name, changed) else []
         self.num_looks += 1
