@@ -205,7 +205,9 @@ def test_a_run_that_may_not_change_any_more_stays_ended(
     lives.run()
     server.arm("file_stream", "status", status=status, count=None)
     lives.kill()
-    Attempt(lives.root, writer="eval").add_rows([(3, {"acc": 0.125})])
+    evaluation = Attempt(lives.root, writer="eval")
+    evaluation.add("run", {"name": "Qwen 7B"})
+    evaluation.add_rows([(3, {"acc": 0.125})])
 
     assert drive(lives, 30) == []
 

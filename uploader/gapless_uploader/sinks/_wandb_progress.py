@@ -40,6 +40,8 @@ class Progress:
     """Keys that have another name at W&B."""
     refused: list[str] = field(default_factory=list)
     """Keys without which W&B took what it had refused."""
+    described: str = ""
+    """A digest of what the run was last said to be."""
 
     def copy(self) -> Progress:
         """One that may be changed while this one stays."""
@@ -57,7 +59,7 @@ class Progress:
 
 _FIELDS = (
     "lines", "events", "output", "top", "last", "late", "ended", "folds", "shown", "increments", "renamed",
-    "refused",
+    "refused", "described",
 )  # fmt: skip
 
 

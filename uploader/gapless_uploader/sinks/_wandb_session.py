@@ -6,6 +6,7 @@ Requests of new rows may follow the first before it is shown; their acks say so.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -14,6 +15,7 @@ from functools import partial
 from itertools import combinations
 from typing import Any, Protocol
 from urllib.parse import quote
+from zlib import crc32
 
 from gapless_uploader.operations import State
 from gapless_uploader.sink import Ack, Batch, Memo, Parked, Place, Refusal, Rejected, Resume, Retryable, RunView
@@ -39,8 +41,8 @@ from gapless_uploader.sinks._wandb_request import end_files, request_body, strea
 
 ENDS = ("finished", "failed", "crashed")
 _FEW = 2
-_MAX_SINGLES, _MAX_PAIRS = 32, 8
-"""So many keys that W&B never took are left out one by one, and in twos."""
+_MAX_PARTS, _MAX_PAIRS = 64, 8
+"""In so many parts keys that W&B never took are left out; so many of them in twos, too."""
 REFUSED_IN_SUMMARY = "a key of the summary without which W&B took what it had refused"
 SUMMARY_FULL = "the largest values of a summary that W&B finds too large"
 _SMALL_BYTES = 2_048
@@ -149,7 +151,9 @@ class WandbSession:
             "commit": commit,
             "config": config_text(run, self._progress.late == "axis", self._version, renamed or self._progress.renamed),
         }
-        if variables == self._upserted:
+        said = _digest({**variables, "name": "", "project": "", "entity": ""})
+        is_over = self._upserted is None and self._progress.ended
+        if variables == self._upserted or (is_over and said == self._progress.described):
             return
         try:
             answer = self._http.graphql("UpsertBucket", queries.UPSERT, variables).get("upsertBucket")
@@ -166,6 +170,7 @@ class WandbSession:
             raise Retryable("W&B made no new run: it has one of this id that it did not show yet; asking again", 2.0)
         self._place = RunPlace(entity, project["name"], self._place.run)
         self._upserted = {**variables, "entity": entity, "project": project["name"]}
+        self._progress.described = said
 
     def write(self, batch: Batch) -> Ack:
         """Send a prefix of the batch in one request. Raises Retryable, Rejected, Parked and Resume.
@@ -319,6 +324,7 @@ class WandbSession:
             send_artifact(self._http, self._place, artifact)
         if draft.described:
             self.describe(run, renamed=progress.renamed)
+        progress.described = self._progress.described
         end = _end_of(draft, run, self._progress.ended)
         if draft.state is not None or end is not None:
             progress.ended = end is not None
@@ -491,13 +497,17 @@ class WandbSession:
 
 
 def _subsets(keys: list[str]) -> Iterator[Sequence[str]]:
-    """Each by itself and each pair, where they are not too many; then all."""
-    if len(keys) <= _MAX_SINGLES:
-        yield from ([key] for key in keys)
+    """Each by itself, or where they are many a few neighbours at once; each pair, where they are not many; then all."""
+    size = -(-len(keys) // _MAX_PARTS)
+    if len(keys) > size:
+        yield from (keys[at : at + size] for at in range(0, len(keys), size))
     if len(keys) <= _MAX_PAIRS:
         yield from combinations(keys, 2)
-    if len(keys) > _FEW or len(keys) > _MAX_PAIRS:
-        yield keys
+    yield keys
+
+
+def _digest(said: dict[str, Any]) -> str:
+    return f"{crc32(json.dumps(said).encode()):08x}"
 
 
 def _exit_code(run: RunView) -> int:
