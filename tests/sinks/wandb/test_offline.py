@@ -168,6 +168,75 @@ def test_what_has_no_place_in_a_folder_is_counted(sink: WandbSink) -> None:
     ]
 
 
+# After the run's end
+
+
+def folders(folder: Path) -> int:
+    """How many folders of the run there are."""
+    return len(list((folder / "wandb").glob("offline-run-*")))
+
+
+@pytest.mark.parametrize("is_same_session", [True, False])
+@pytest.mark.parametrize(("state", "exit_code"), [("finished", 0), ("failed", 3)])
+def test_a_late_row_leaves_the_run_s_end(
+    tmp_path: Path, server: WandbServer, sink: WandbSink, state: str, exit_code: int, is_same_session: bool
+) -> None:
+    """An evaluation at an old step is one folder, with the end once more in it; so is a row at a new step."""
+    ended = view(state=state, exit_code=exit_code)
+    rows = [row(step) for step in range(5)]
+    session = sink.open(view(), {})
+    session.write(batch(view(), *rows, State(state, exit_code, T0 + 9, 9.0)))
+    for num_folders, late in [(2, amend(rows[3], ev=3.0)), (3, row(9, ev=9.0))]:
+        if not is_same_session:
+            memo = session.flush()
+            session.close()
+            session = sink.open(ended, memo)
+        session.write(batch(ended, late))
+        held = sync(server, tmp_path / "out")
+
+        assert folders(tmp_path / "out") == num_folders
+        assert (held.state(server.clock()), held.exit_code) == (state, exit_code)
+
+    session.close()
+
+    assert [(shown["_step"], shown.get("ev")) for shown in held.rows] == [
+        (0, None), (1, None), (2, None), (3, 3.0), (4, None), (9, 9.0)
+    ]  # fmt: skip
+
+
+def test_early_and_new_rows_after_the_end_leave_it(tmp_path: Path, server: WandbServer, sink: WandbSink) -> None:
+    """Of the two folders that one batch makes, the newer one has the end."""
+    memo = write(sink, view(), {}, row(0), row(2), ENDED).memo
+    write(sink, view(state="finished", exit_code=0), memo, row(1), row(3))
+    held = sync(server, tmp_path / "out")
+
+    assert folders(tmp_path / "out") == 3
+    assert [shown["_step"] for shown in held.rows] == [0, 1, 2, 3]
+    assert (held.state(server.clock()), held.exit_code) == ("finished", 0)
+
+
+def test_a_run_that_goes_on_has_no_end(tmp_path: Path, server: WandbServer, sink: WandbSink) -> None:
+    """Rows after a new start are not followed by the end before it."""
+    memo = write(sink, view(), {}, row(0), row(2), ENDED).memo
+    session = sink.open(view(), memo)
+    session.write(batch(view(), State("running", None, T0 + 10, 10.0), row(3)))
+    session.write(batch(view(), row(4)))
+    memo = session.flush()
+    session.close()
+    held = sync(server, tmp_path / "out")
+
+    assert memo["ended"] is False
+    assert held.exit_code != 0
+
+
+def test_what_has_no_place_begins_no_folder_after_the_end(tmp_path: Path, sink: WandbSink) -> None:
+    """Console lines that come late are counted, and nothing else."""
+    memo = write(sink, view(), {}, row(0), ENDED).memo
+    write(sink, view(state="finished", exit_code=0), memo, Log("stdout", ["late"], T0))
+
+    assert folders(tmp_path / "out") == 1
+
+
 # The run's own description
 
 

@@ -4,8 +4,9 @@ server.
 A run has one child process and one `offline-run-*` folder per session; the position moves when the rows are on disk
 there. The client takes no step below its last one, so rows of earlier steps go to a folder beside it: `wandb sync` of
 all folders of a run merges them by step, the later one winning. A batch that was on its way when the uploader died is
-written again, under the same steps. Of the folders' summaries the newest one remains, so each folder but the first is
-given the whole run's. What a folder cannot hold is refused, each value by itself.
+written again, under the same steps. Of the folders' summaries and ends the newest one remains, so each folder but the
+first is given the whole run's, and rows that come after the run's end have it once more behind them. What a folder
+cannot hold is refused, each value by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from gapless_uploader.operations import Amend, Log, Row, State, Summary, Superseded
+from gapless_uploader.operations import Amend, Gap, Log, Row, State, Summary, Superseded
 from gapless_uploader.replay import MergedRun
 from gapless_uploader.sink import Ack, Batch, Memo, Refusal, Retryable, RunView
 from gapless_uploader.sinks._wandb_axes import Rules, fold
@@ -36,6 +37,7 @@ from gapless_uploader.sinks._wandb_lines import TooBig, plain, spool_key, tracke
 from gapless_uploader.sinks._wandb_offline_rows import note_renamed, unchanged, values_of
 from gapless_uploader.sinks._wandb_progress import Progress
 from gapless_uploader.sinks._wandb_request import summary_values
+from gapless_uploader.sinks._wandb_session import ENDS
 
 _FILE = Path(__file__).with_name("_wandb_offline_child.py")
 _ROWS_AT_ONCE = 1_000
@@ -130,7 +132,9 @@ class OfflineSession:
         self._progress = Progress.from_memo(memo)
         self._is_first = not memo
         """No folder of the run was begun."""
-        self._beside: bool = memo.get("beside", False)
+        self._late: OfflineFolder | None = None
+        """The one of the earlier rows, while their batch is written."""
+        self._beside = False
         """Some folder is newer than the one that is written."""
 
     def write(self, batch: Batch) -> Ack:
@@ -141,6 +145,8 @@ class OfflineSession:
         except (Retryable, OSError):
             self._progress.folds = folds  # the rows come again
             raise
+        finally:
+            self._close_late()
 
     def heartbeat(self, now: float) -> None:
         """Nobody listens."""
@@ -148,7 +154,7 @@ class OfflineSession:
     def flush(self) -> Memo:
         """What was acknowledged is on disk."""
         held = self._progress.to_memo()
-        return {**{name: held[name] for name in ("top", "folds", "renamed")}, "beside": self._beside}
+        return {name: held[name] for name in ("top", "ended", "folds", "renamed")}
 
     def close(self) -> None:
         """End the client; the folder can be synced, and another session makes another folder."""
@@ -163,7 +169,7 @@ class OfflineSession:
         known: dict[int, set[str]] = {}
         summary: dict[str, Any] = {}
         progress, rules = self._progress, Rules(batch.run.axes)
-        state, is_superseded = None, False
+        state, is_superseded, has_news = None, False, False
         for operation in batch.operations:
             match operation:
                 case Row(step=None):
@@ -188,12 +194,15 @@ class OfflineSession:
                     refused.append(Refusal(None, None, _NO_CONSOLE))
                 case Superseded():
                     is_superseded = True
+                case Gap():
+                    pass  # W&B has no place for it
                 case _:
-                    pass  # what the run says of itself is compared below; W&B has no place for a gap
-        refused += self._write(batch.run, rising, [earlier[step] for step in sorted(earlier)], known, summary)
+                    has_news = True  # of what the run says of itself, which is compared below
+        if rising or earlier or summary or state is not None or has_news:
+            refused += self._write(batch.run, rising, [earlier[step] for step in sorted(earlier)], known, summary)
         if is_superseded:
             self._supersede(batch.run)
-        elif state is not None and state.state in ("finished", "failed", "crashed"):
+        else:
             self._end(batch.run, state)
         if self._current is not None:
             self._current.settle()
@@ -209,19 +218,26 @@ class OfflineSession:
     ) -> list[Refusal]:
         if self._current is not None and not self._current.says(run):
             self.close()
-        if self._current is None:
-            self._current = self._begun(run)
-        refused = self._current.write(rising)
+        refused: list[Refusal] = []
+        if rising or (self._current is None and not earlier):
+            refused += self._going_on(run).write(rising)
         if earlier:
-            beside = self._begun(run)
-            try:
-                refused += beside.write(earlier, known)
-                beside.tell(run, summary_values(run, self._progress))
-                beside.settle()
-            finally:
-                beside.close()
-            self._beside = True
-        return refused + self._current.about(run, summary)
+            self._late = self._begun(run)
+            refused += self._late.write(earlier, known)
+        if self._current is not None:
+            refused += self._current.about(run, summary)
+        elif self._late is not None:
+            refused += self._late.about(run, summary)
+        if self._late is not None:
+            self._late.tell(run, summary_values(run, self._progress))
+            self._late.settle()
+        return refused
+
+    def _going_on(self, run: RunView) -> OfflineFolder:
+        """The folder of rising rows."""
+        if self._current is None:
+            self._current, self._beside = self._begun(run), False
+        return self._current
 
     def _begun(self, run: RunView) -> OfflineFolder:
         made = OfflineFolder(self._folder, self._place, run, self._progress.renamed)
@@ -230,16 +246,24 @@ class OfflineSession:
         self._is_first = False
         return made
 
-    def _end(self, run: RunView, state: State) -> None:
-        """The end goes to the newest folder, so that it is what `wandb sync` of all of them leaves."""
-        newest = self._newest(run)
-        if state.state == "crashed":
-            newest.settle()
-            self.close()  # a folder without an end is what a killed run leaves
+    def _end(self, run: RunView, state: State | None) -> None:
+        """The end goes to the newest folder, so that it is what `wandb sync` of all of them leaves; again where
+        something came after it."""
+        if state is not None:
+            how, code = state.state, state.exit_code or 0
+        elif self._progress.ended and (self._current is not None or self._late is not None):
+            how, code = run.state, run.exit_code or 0
+        else:
             return
-        code = state.exit_code or 0
-        newest.finish(code if state.state == "finished" else code or 1)
-        self._current = None
+        if how in ENDS:
+            newest = self._newest(run)
+            if how == "crashed":
+                newest.settle()  # a folder without an end is what a killed run leaves
+            else:
+                newest.finish(code if how == "finished" else code or 1)
+            self.close()
+        if state is not None:
+            self._progress.ended = how in ENDS
 
     def _supersede(self, run: RunView) -> None:
         """Leave the run as it is, ended, with the mark of the one that follows it."""
@@ -249,10 +273,16 @@ class OfflineSession:
         self._current = None
 
     def _newest(self, run: RunView) -> OfflineFolder:
-        if self._beside or self._current is None:
+        if self._late is not None or self._beside:
             self.close()
-            self._current = self._begun(run)
-        return self._current
+        if self._late is not None:
+            self._current, self._late = self._late, None
+        return self._going_on(run)
+
+    def _close_late(self) -> None:
+        if self._late is not None:
+            self._late.close()
+            self._late, self._beside = None, True
 
 
 def export_offline(merged: MergedRun, folder: Path) -> tuple[Path, list[Refusal]]:
