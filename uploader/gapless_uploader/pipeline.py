@@ -262,6 +262,10 @@ class Pipeline:
             outcome.check = self._memo.get("check")
         elif self.heartbeat_due(now) and not files.crashed:
             self._heartbeat(history, now)
+            if self.saved.get("trouble") is not None:
+                outcome.progress = self._progress()  # it is over
+        elif self.saved.get("cursor", {}) != self._durable.get("cursor", {}):
+            outcome.progress = self._progress()  # all that the tracker said it has; it need not say so again
         if self._end is not None and not self._pending:
             self._settle(history, outcome)
         if not outcome.more:
@@ -460,7 +464,7 @@ class Pipeline:
         outcome.more = True
 
     def _rejoin(self, found: Resume, files: Files, now: float, outcome: Outcome) -> None:
-        """Stand where the tracker stands. Nothing is made durable: until the next yes the tracker says it again."""
+        """Stand where the tracker stands. Until the next step went through, it says so again."""
         self._close_session()
         self._is_ahead = False
         self._reader = self._history = None

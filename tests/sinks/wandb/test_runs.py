@@ -303,3 +303,33 @@ def test_the_next_attempt_alone_without_the_state_waits_with_the_way_out(
     lives.run()
 
     assert [row["loss"] for row in server.run("grpo", "r-1").rows] == [step + 0.5 for step in range(64)]
+
+
+def test_a_lost_state_is_made_anew_of_what_wandb_says(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
+    """W&B has all that there is: the state says so again, and its trouble is over."""
+    attempt.add_rows([(step, {"loss": step + 0.5}) for step in range(5)])
+    lives.run()
+    before = lives.committed or {}
+    lives.lose_state()
+    lives.run()
+    lives.step()
+    after = lives.committed or {}
+
+    assert after["cursor"] == before["cursor"]
+    assert (after["memo"]["lines"], after["trouble"]) == (5, None)
+
+
+def test_trouble_is_over_with_a_good_heartbeat(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
+    """A heartbeat failed and the next one did not: status says nothing any more."""
+    attempt.add_rows([(0, {"loss": 0.5})])
+    lives.run()
+    server.arm("file_stream", "status", status=500)
+    lives.clock.now += 40
+    lives.step()
+
+    assert "500" in (lives.committed or {})["trouble"]
+
+    lives.clock.now += 40
+    lives.step()
+
+    assert (lives.committed or {})["trouble"] is None
