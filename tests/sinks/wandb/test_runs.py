@@ -333,3 +333,22 @@ def test_trouble_is_over_with_a_good_heartbeat(lives: Lives, attempt: Attempt, s
     lives.step()
 
     assert (lives.committed or {})["trouble"] is None
+
+
+def test_a_run_that_goes_on_after_its_end_shows_as_running(lives: Lives, attempt: Attempt, server: WandbServer) -> None:
+    """Another uploader goes on with an ended run, whose next attempt says the same of it: it is running again."""
+    attempt.add_rows([(0, {"loss": 0.5})])
+    attempt.add("finish", {"state": "finished", "exit_code": 0})
+    lives.run()
+    lives.kill()
+    again = Attempt(lives.root, 2)
+    again.add("run", {"name": "Qwen 7B", "config": {"lr": 0.1}})
+    again.add_rows([(1, {"loss": 1.5})])
+    lives.run()
+
+    assert server.run("grpo", "r-1").state(lives.clock()) == "running"
+
+    again.add("finish", {"state": "failed", "exit_code": 3})
+    lives.run()
+
+    assert server.run("grpo", "r-1").state(lives.clock()) == "failed"

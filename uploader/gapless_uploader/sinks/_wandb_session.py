@@ -152,7 +152,8 @@ class WandbSession:
             "config": config_text(run, self._progress.late == "axis", self._version, renamed or self._progress.renamed),
         }
         said = _digest({**variables, "name": "", "project": "", "entity": ""})
-        is_over = self._upserted is None and self._progress.ended
+        # Without an answer of this session's, the run is one that has ended, and stays so as long as nothing is said.
+        is_over = self._upserted is None and bool(self._place.entity) and self._progress.ended and run.state in ENDS
         if variables == self._upserted or (is_over and said == self._progress.described):
             return
         try:
@@ -322,7 +323,7 @@ class WandbSession:
         names = upload(self._http, self._place, draft.media.uploads) if draft.media.uploads else []
         for artifact in draft.media.artifacts:
             send_artifact(self._http, self._place, artifact)
-        if draft.described:
+        if draft.described or (self._upserted is None and run.state not in ENDS):
             self.describe(run, renamed=progress.renamed)
         progress.described = self._progress.described
         end = _end_of(draft, run, self._progress.ended)
