@@ -12,11 +12,14 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 FLUSH_S = 30.0
+ENDS_S = 10.0
+"""For an end of the client's own, when the parent was killed."""
 INTERVAL_S = 1
 _BLOCK, _HEADER, _FILE_HEADER = 32_768, 7, 7
 _MAGIC = b":W&B"
@@ -182,8 +185,19 @@ def unframed(data: bytes) -> bytes:
     return b"".join(parts)
 
 
+def end_with(parent: int) -> None:
+    """End some seconds after the parent, whatever the client still waits for: what it had not written comes again."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    time.sleep(ENDS_S)
+    for folder in sys.argv[1:]:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
 def main() -> None:
     """Serve one run until the parent is gone; one that was killed cannot remove our folder, the first argument."""
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     for folder in sys.argv[1:]:  # after what the client does at its end: its service listens in there
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
