@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from watchdog.events import DirModifiedEvent, FileCreatedEvent, FileModifiedEvent, FileMovedEvent
+from watchdog.events import DirModifiedEvent, FileModifiedEvent, FileMovedEvent
 
 from gapless_uploader import events, file_events
-from gapless_uploader.file_events import FileEvents, file_system
+from gapless_uploader.file_events import FileEvents
 from gapless_uploader.spool import Spool
 from tests.uploader.spool_made import MadeRun
 
@@ -148,64 +148,28 @@ def test_many_runs_without_events_are_noticed(tmp_path: Path, monkeypatch: pytes
     made.stop()
 
 
-def test_what_the_first_looks_find_was_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Quiet runs, first seen once events come, and writes since a look before that, say nothing of the events."""
+def told_of_growth_without_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> list[events.Event]:
+    """What is told of ten runs that all grow once, without an event, after turn `at` of a hundred."""
     runs = [MadeRun(tmp_path, f"r-{i}").rows(0, 3) for i in range(10)]
     made, told = started(tmp_path, FakeObserver(), monkeypatch)
     spool = Spool([tmp_path])
     for t in range(100):
         spool.scan(float(t))
         made.compare(spool.unhinted, float(t))
-        if t == 0:
+        if t == at:
             for run in runs:
                 run.rows(3, 1)
-
-    assert told == []
     made.stop()
+    return told
+
+
+def test_what_the_first_looks_find_was_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Quiet runs, first seen once events come, and writes since a look before that, say nothing of the events."""
+    assert told_of_growth_without_events(tmp_path, monkeypatch, at=0) == []
 
 
 def test_growth_since_a_look_with_events_was_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Segments that were known when events came, and grow without one, are counted."""
-    runs = [MadeRun(tmp_path, f"r-{i}").rows(0, 3) for i in range(10)]
-    made, told = started(tmp_path, FakeObserver(), monkeypatch)
-    spool = Spool([tmp_path])
-    for t in range(100):
-        spool.scan(float(t))
-        made.compare(spool.unhinted, float(t))
-        if t == 10:
-            for run in runs:
-                run.rows(3, 1)
+    told = told_of_growth_without_events(tmp_path, monkeypatch, at=10)
 
     assert told == [events.WatchingByScan("file events stopped coming: segments grew without one")]
-    made.stop()
-
-
-def test_late_events_are_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The scan is sometimes faster than the event: when it comes after all, nothing is said."""
-    made, told = started(tmp_path, FakeObserver(), monkeypatch)
-    path = tmp_path / "one.jsonl"
-    for t in range(100):
-        made.compare({path: t - 0.5}, float(t))
-        made.on_any_event(FileCreatedEvent(str(path)))
-        made.take()
-
-    assert told == []
-    made.stop()
-
-
-@pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs", "ceph", "fuse.sshfs", "9p", "overlay"])
-def test_network_disks_are_scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
-    """On disks that say nothing of other hosts' writes no observer is made, and that is said."""
-    monkeypatch.setattr(file_events, "file_system", lambda path: kind)
-    told: list[Any] = []
-    made = FileEvents(told.append, lambda: pytest.fail("an observer was made"))
-    made.start([tmp_path])
-
-    assert [type(event) for event in told] == [events.WatchingByScan]
-    assert kind in told[0].reason
-    made.stop()
-
-
-def test_file_system_of_proc():
-    """The kind of file system comes from the longest mount point above a path."""
-    assert file_system(Path("/proc/self")) == "proc"

@@ -97,13 +97,22 @@ def test_a_value_that_another_writer_hides_is_counted(tmp_path: Path, spool: Spo
     assert [1] == [sink.superseded for run in read_status([spool.root], tmp_path / "state").runs for sink in run.sinks]
 
 
+COMPACT, SPACED = (",", ":"), (", ", ": ")
+
+
+def log_in_styles(spool: SpoolDir, rows: list[tuple[int, dict[str, int], tuple[str, str]]]) -> None:
+    """An attempt of (step, values, JSON's separators), as another program may write it."""
+    attempt = spool.attempt()
+    for seq, (step, values, separators) in enumerate(rows, 1):
+        body = {"seq": seq, "t": T0 + seq, "mono": 1.0, "kind": "metrics", "step": step, "data": values}
+        attempt.raw(seal(json.dumps(body, separators=separators).encode()))
+        attempt.seq = seq
+
+
 def test_json_with_spaces_is_merged_like_any(tmp_path: Path, spool: SpoolDir) -> None:
     """Another program's JSON: the format asks for strict JSON and for where the crc stands, and for no more."""
-    attempt = spool.attempt()
-    for at, (step, values) in enumerate([(1, {"a": 1}), (2, {"a": 2}), (1, {"b": 3})], 1):
-        body = {"seq": at, "t": T0 + at, "mono": 1.0, "kind": "metrics", "step": step, "data": values}
-        attempt.raw(seal(json.dumps(body, separators=(" , ", " : ")).encode()))
-        attempt.seq = at
+    wide = (" , ", " : ")
+    log_in_styles(spool, [(1, {"a": 1}, wide), (2, {"a": 2}, wide), (1, {"b": 3}, wide)])
     turner = Turner(spool.root, tmp_path / "state")
     turner.settle()
     turner.uploader.stop()
@@ -116,12 +125,7 @@ def test_one_line_with_spaces_among_others_is_merged_like_any(
     tmp_path: Path, spool: SpoolDir, compact: tuple[int, ...]
 ) -> None:
     """The step that another writer logs too is in a line that is written otherwise than the rest of its file."""
-    attempt = spool.attempt()
-    for step in (1, 2, 3):
-        body = {"seq": step, "t": T0 + step, "mono": 1.0, "kind": "metrics", "step": step, "data": {"a": step}}
-        separators = (",", ":") if step in compact else (", ", ": ")
-        attempt.raw(seal(json.dumps(body, separators=separators).encode()))
-        attempt.seq = step
+    log_in_styles(spool, [(step, {"a": step}, COMPACT if step in compact else SPACED) for step in (1, 2, 3)])
     turner = Turner(spool.root, tmp_path / "state")
     turner.settle()
     spool.attempt(writer="eval").log(3, b=4)
@@ -133,13 +137,7 @@ def test_one_line_with_spaces_among_others_is_merged_like_any(
 
 def test_a_step_that_is_written_in_two_styles_is_whole(tmp_path: Path, spool: SpoolDir) -> None:
     """Of one step a compact record and one with spaces are known; a third writer's comes late and joins both."""
-    attempt = spool.attempt()
-    for seq, (step, values, separators) in enumerate(
-        [(1, {"a": 1}, (",", ":")), (2, {"a": 2}, (",", ":")), (1, {"b": 2}, (", ", ": "))], 1
-    ):
-        body = {"seq": seq, "t": T0 + seq, "mono": 1.0, "kind": "metrics", "step": step, "data": values}
-        attempt.raw(seal(json.dumps(body, separators=separators).encode()))
-        attempt.seq = seq
+    log_in_styles(spool, [(1, {"a": 1}, COMPACT), (2, {"a": 2}, COMPACT), (1, {"b": 2}, SPACED)])
     turner = Turner(spool.root, tmp_path / "state")
     turner.settle()
     spool.attempt(writer="eval").log(1, c=3)

@@ -143,6 +143,10 @@ class Summary(msgspec.Struct):
     values: dict[str, Any]
 
 
+ENDS = ("finished", "failed", "crashed")
+"""States of a run that is over."""
+
+
 class State(msgspec.Struct):
     """The run's state: running, finished, failed or crashed."""
 

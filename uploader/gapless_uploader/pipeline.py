@@ -17,7 +17,7 @@ from typing import Any
 from gapless_schemas import decode_lines
 from gapless_uploader.adapt import adapt
 from gapless_uploader.history import History
-from gapless_uploader.operations import Amend, Log, Operation, Row, State, Superseded
+from gapless_uploader.operations import ENDS, Amend, Log, Operation, Row, State, Superseded
 from gapless_uploader.plain_records import PlainDecoder
 from gapless_uploader.position import Position, is_read, meet, seqs_of
 from gapless_uploader.reader import RunReader
@@ -44,7 +44,6 @@ BACKOFF_FIRST_S = 1.0
 BACKOFF_CAP_S = 60.0
 PARKED_S = 300.0
 REST_S = 60.0
-ENDS = ("finished", "failed", "crashed")
 _MARK = "rewound-from-step:"
 
 

@@ -156,6 +156,11 @@ def changes_of(run: RunView, renamed: list[str]) -> dict[str, Any]:
     return {name: found for name, found in (("gapless_renamed_keys", renames), ("gapless_cut", cut)) if found}
 
 
+def exit_code_of(state: str, code: int | None) -> int:
+    """What W&B is told of a run that ended as `state`: a run that did not finish has failed with something."""
+    return code or (0 if state == "finished" else 1)
+
+
 def successor(name: str, generation: int) -> str:
     """The id at W&B of the run that follows the one called `name`, of this generation, after a rewind."""
     return f"{name.removesuffix(f'-r{generation}')}-r{generation + 1}"

@@ -94,6 +94,17 @@ def plain_lines(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def above(sizes: Mapping[str, int], max_bytes: int) -> list[str]:
+    """The largest of what has these sizes, as few as leave no more than `max_bytes`."""
+    left, found = sum(sizes.values()), []
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        if left <= max_bytes:
+            break
+        found.append(name)
+        left -= sizes[name]
+    return found
+
+
 def split(values: Mapping[str, Any], max_bytes: int) -> list[str]:
     """The bodies of as many lines as it takes for each to stay within `max_bytes`, keys in their order.
 

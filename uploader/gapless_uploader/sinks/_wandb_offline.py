@@ -16,13 +16,14 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from gapless_uploader.operations import Amend, Gap, Log, Row, State, Summary, Superseded
+from gapless_uploader.operations import ENDS, Amend, Gap, Log, Row, State, Summary, Superseded
 from gapless_uploader.replay import MergedRun
 from gapless_uploader.sink import Ack, Batch, Memo, Refusal, Retryable, RunView
 from gapless_uploader.sinks._wandb_axes import Rules, fold
 from gapless_uploader.sinks._wandb_child_process import ChildProcess
 from gapless_uploader.sinks._wandb_describe import (
     changes_of,
+    exit_code_of,
     git_of,
     labels_of,
     program_of,
@@ -37,7 +38,6 @@ from gapless_uploader.sinks._wandb_lines import TooBig, plain, spool_key, tracke
 from gapless_uploader.sinks._wandb_offline_rows import note_renamed, unchanged, values_of
 from gapless_uploader.sinks._wandb_progress import Progress
 from gapless_uploader.sinks._wandb_request import summary_values
-from gapless_uploader.sinks._wandb_session import ENDS
 
 _FILE = Path(__file__).with_name("_wandb_offline_child.py")
 _ROWS_AT_ONCE = 1_000
@@ -250,9 +250,9 @@ class OfflineSession:
         """The end goes to the newest folder, so that it is what `wandb sync` of all of them leaves; again where
         something came after it."""
         if state is not None:
-            how, code = state.state, state.exit_code or 0
+            how, code = state.state, state.exit_code
         elif self._progress.ended and (self._current is not None or self._late is not None):
-            how, code = run.state, run.exit_code or 0
+            how, code = run.state, run.exit_code
         else:
             return
         if how in ENDS:
@@ -260,7 +260,7 @@ class OfflineSession:
             if how == "crashed":
                 newest.settle()  # a folder without an end is what a killed run leaves
             else:
-                newest.finish(code if how == "finished" else code or 1)
+                newest.finish(exit_code_of(how, code))
             self.close()
         if state is not None:
             self._progress.ended = how in ENDS
@@ -303,8 +303,7 @@ def export_offline(merged: MergedRun, folder: Path) -> tuple[Path, list[Refusal]
         refused += made.write(rows)
         refused += made.about(run, merged.summary)
         if run.state in ("finished", "failed"):
-            code = run.exit_code or 0
-            made.finish(code if run.state == "finished" else code or 1)
+            made.finish(exit_code_of(run.state, run.exit_code))
         else:
             made.settle()
     finally:

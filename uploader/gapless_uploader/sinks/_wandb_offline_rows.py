@@ -6,7 +6,7 @@ from typing import Any
 
 from gapless_uploader.operations import Amend, Media, Missing, Row, Table, Text
 from gapless_uploader.sink import Refusal
-from gapless_uploader.sinks._wandb_lines import TooBig, careful_body, plain, spool_key, tracker_key, valid
+from gapless_uploader.sinks._wandb_lines import TooBig, above, careful_body, plain, spool_key, tracker_key, valid
 from gapless_uploader.sinks._wandb_media import MAX_SHOWN, file_name, path_of
 from gapless_uploader.sinks._wandb_tables import MAX_ARTIFACT_ROWS
 
@@ -59,9 +59,8 @@ def _items(key: str, step: int, media: Media) -> list[dict[str, Any]]:
 def _fitting(values: dict[str, Any], step: int, refused: list[Refusal]) -> dict[str, Any]:
     """The values without the largest, where the row is too large for W&B."""
     sizes = {name: len(careful_body({name: value})) for name, value in values.items() if not isinstance(value, dict)}
-    while sum(sizes.values()) > _MAX_ROW_BYTES:
-        largest = max(sizes, key=sizes.__getitem__)
-        del sizes[largest], values[largest]
+    for largest in above(sizes, _MAX_ROW_BYTES):
+        del values[largest]
         refused.append(Refusal(step, spool_key(largest), f"a row above W&B's {_MAX_ROW_BYTES} bytes"))
     return values
 

@@ -11,9 +11,9 @@ import orjson
 from gapless_uploader.operations import Media, Missing, Table, Text
 from gapless_uploader.sink import RunView
 from gapless_uploader.sinks._wandb_axes import Rules, ruled
-from gapless_uploader.sinks._wandb_describe import config_text, metadata
+from gapless_uploader.sinks._wandb_describe import config_text, exit_code_of, metadata
 from gapless_uploader.sinks._wandb_draft import Draft
-from gapless_uploader.sinks._wandb_lines import careful_body, plain, tracker_key
+from gapless_uploader.sinks._wandb_lines import above, careful_body, plain, tracker_key
 from gapless_uploader.sinks._wandb_media import MAX_TEXT_BYTES, Upload
 from gapless_uploader.sinks._wandb_progress import Progress
 
@@ -32,8 +32,7 @@ def request_body(draft: Draft, before: Progress, summary: str, names: list[str],
     if names:
         parts += [b',"uploaded":', orjson.dumps(names)]
     if end in ("finished", "failed"):
-        code = draft.run.exit_code
-        parts.append(b',"complete":true,"exitcode":%d' % ((code or 0) if end == "finished" else (code or 1)))
+        parts.append(b',"complete":true,"exitcode":%d' % exit_code_of(end, draft.run.exit_code))
     return b"".join([*parts, b"}"])
 
 
@@ -65,13 +64,9 @@ def summary_text(
     if len(text) <= max_bytes:
         return text, []
     sizes = {name: len(careful_body({name: value})) for name, value in values.items()}
-    lost, too_many = [], len(text) - max_bytes
-    for name in sorted(sizes, key=lambda name: -sizes[name]):
-        if too_many <= 0:
-            break
+    lost = above(sizes, max_bytes - len(text) + sum(sizes.values()))
+    for name in lost:
         del values[name]
-        lost.append(name)
-        too_many -= sizes[name]
     return careful_body({**values, **own}), lost
 
 

@@ -17,12 +17,13 @@ from typing import Any, Protocol
 from urllib.parse import quote
 from zlib import crc32
 
-from gapless_uploader.operations import State
+from gapless_uploader.operations import ENDS, State
 from gapless_uploader.sink import Ack, Batch, Memo, Parked, Place, Refusal, Rejected, Resume, Retryable, RunView
 from gapless_uploader.sinks import _wandb_queries as queries
 from gapless_uploader.sinks._wandb_ahead import ASKER, Ahead
 from gapless_uploader.sinks._wandb_describe import (
     config_text,
+    exit_code_of,
     git_of,
     labels_of,
     program_of,
@@ -39,7 +40,6 @@ from gapless_uploader.sinks._wandb_progress import Progress, in_summary
 from gapless_uploader.sinks._wandb_proof import Proof, Unproved
 from gapless_uploader.sinks._wandb_request import end_files, request_body, stream_file, summary_file, summary_text
 
-ENDS = ("finished", "failed", "crashed")
 _FEW = 2
 _MAX_PARTS, _MAX_PAIRS = 64, 8
 """In so many parts keys that W&B never took are left out; so many of them in twos, too."""
@@ -308,7 +308,7 @@ class WandbSession:
     def _is_let_in(self, run: RunView) -> bool:
         """Whether W&B takes anything of the run: what it was told already, without a line."""
         ended = self._progress.ended and run.state != "crashed"
-        body = b'{"complete":true,"exitcode":%d}' % _exit_code(run) if ended else b"{}"
+        body = b'{"complete":true,"exitcode":%d}' % exit_code_of(run.state, run.exit_code) if ended else b"{}"
         try:
             self._http.stream(self._path, body)
         except Rejected:
@@ -502,18 +502,13 @@ def _subsets(keys: list[str]) -> Iterator[Sequence[str]]:
     size = -(-len(keys) // _MAX_PARTS)
     if len(keys) > size:
         yield from (keys[at : at + size] for at in range(0, len(keys), size))
-    if len(keys) <= _MAX_PAIRS:
+    if _FEW < len(keys) <= _MAX_PAIRS:
         yield from combinations(keys, 2)
     yield keys
 
 
 def _digest(said: dict[str, Any]) -> str:
     return f"{crc32(json.dumps(said).encode()):08x}"
-
-
-def _exit_code(run: RunView) -> int:
-    code = run.exit_code or 0
-    return code or 1 if run.state == "failed" else code
 
 
 def _not_shown(missing: Unproved) -> Retryable:

@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gapless_uploader.operations import ENDS
 from gapless_uploader.sink import (
     Capabilities,
     Memo,
@@ -39,7 +40,7 @@ from gapless_uploader.sinks._wandb_files import RunPlace
 from gapless_uploader.sinks._wandb_find import Finder
 from gapless_uploader.sinks._wandb_http import NOT_LET_IN, Credentials, Http
 from gapless_uploader.sinks._wandb_reader import READER
-from gapless_uploader.sinks._wandb_session import ENDS, WandbSession
+from gapless_uploader.sinks._wandb_session import WandbSession
 
 MODES = ("online", "offline", "disabled")
 TESTED = (0, 31)
