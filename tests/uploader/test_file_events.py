@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from watchdog.events import DirModifiedEvent, FileModifiedEvent, FileMovedEvent
+from watchdog.events import DirModifiedEvent, FileCreatedEvent, FileModifiedEvent, FileMovedEvent
 
 from gapless_uploader import events, file_events
-from gapless_uploader.file_events import FileEvents
+from gapless_uploader.file_events import FileEvents, file_system
 from gapless_uploader.spool import Spool
 from tests.uploader.spool_made import MadeRun
 
@@ -173,3 +173,34 @@ def test_growth_since_a_look_with_events_was_missed(tmp_path: Path, monkeypatch:
     told = told_of_growth_without_events(tmp_path, monkeypatch, at=10)
 
     assert told == [events.WatchingByScan("file events stopped coming: segments grew without one")]
+
+
+def test_late_events_are_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The scan is sometimes faster than the event: when it comes after all, nothing is said."""
+    made, told = started(tmp_path, FakeObserver(), monkeypatch)
+    path = tmp_path / "one.jsonl"
+    for t in range(100):
+        made.compare({path: t - 0.5}, float(t))
+        made.on_any_event(FileCreatedEvent(str(path)))
+        made.take()
+
+    assert told == []
+    made.stop()
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs", "ceph", "fuse.sshfs", "9p", "overlay"])
+def test_network_disks_are_scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
+    """On disks that say nothing of other hosts' writes no observer is made, and that is said."""
+    monkeypatch.setattr(file_events, "file_system", lambda path: kind)
+    told: list[Any] = []
+    made = FileEvents(told.append, lambda: pytest.fail("an observer was made"))
+    made.start([tmp_path])
+
+    assert [type(event) for event in told] == [events.WatchingByScan]
+    assert kind in told[0].reason
+    made.stop()
+
+
+def test_file_system_of_proc():
+    """The kind of file system comes from the longest mount point above a path."""
+    assert file_system(Path("/proc/self")) == "proc"
